@@ -8,3 +8,5 @@
 #![warn(missing_docs)]
 
 pub mod id;
+pub mod layout;
+pub mod table;

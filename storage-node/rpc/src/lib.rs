@@ -1,1 +1,15 @@
-//! Placeholder.
+//! Everything that two processes say to each other: frames, codec, error table, transport, and
+//! the admin endpoint that every process has.
+//!
+//! `WIRE.md` is the contract, byte by byte; golden files hold every message to it. Start with
+//! [`frame`], then [`message`]. This crate moves bytes and decides nothing.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod codec;
+pub mod error;
+pub mod frame;
+pub mod message;
+
+pub use error::{Code, Error, Retry};
