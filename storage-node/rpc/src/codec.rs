@@ -304,8 +304,8 @@ macro_rules! wire_enum {
     };
 }
 
-wire_fields!(ChunkId { file: InodeId, index: u64, });
-wire_fields!(UpdateId { client: ClientId, channel: ChannelId, seq: u64, });
+wire_fields!(ChunkId { file: InodeId, index: u64 });
+wire_fields!(UpdateId { client: ClientId, channel: ChannelId, seq: u64 });
 
 #[cfg(test)]
 mod tests {

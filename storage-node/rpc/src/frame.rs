@@ -146,7 +146,7 @@ impl Header {
         Ok(header)
     }
 
-    const fn check_lengths(&self) -> Result<(), FrameError> {
+    pub(crate) const fn check_lengths(&self) -> Result<(), FrameError> {
         let (head, payload) = (self.head_length, self.payload_length);
         if head as usize > HEAD_MAX {
             return Err(FrameError::TooLong { part: "head", length: head, limit: HEAD_MAX });

@@ -2,14 +2,22 @@
 //! the admin endpoint that every process has.
 //!
 //! `WIRE.md` is the contract, byte by byte; golden files hold every message to it. Start with
-//! [`frame`], then [`message`]. This crate moves bytes and decides nothing.
+//! [`frame`], then [`message`]; [`conn`] calls, [`serve`] answers. This crate moves bytes and
+//! decides nothing.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod admin;
+pub mod clock;
 pub mod codec;
+pub mod conn;
 pub mod error;
 pub mod frame;
 pub mod message;
+pub mod serve;
+pub mod shutdown;
+pub mod telemetry;
+pub mod transport;
 
 pub use error::{Code, Error, Retry};

@@ -6,7 +6,7 @@ use chain::table::{Chain, ChainTarget, PublicState};
 use crate::{request, wire_enum, wire_fields, wire_struct};
 
 wire_enum!(PublicState { Serving = 1, Syncing = 2, Waiting = 3, LastServing = 4, Offline = 5, });
-wire_fields!(ChainTarget { id: TargetId, state: PublicState, });
+wire_fields!(ChainTarget { id: TargetId, state: PublicState });
 wire_fields!(Chain { id: ChainId, version: ChainVersion, targets: Vec<ChainTarget>, });
 
 /// What a storage server says about one of its targets.

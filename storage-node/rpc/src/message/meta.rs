@@ -6,7 +6,7 @@ use chain::layout::Layout;
 
 use crate::{request, wire_enum, wire_fields, wire_struct};
 
-wire_fields!(Layout { table: u32, chains: u32, stripe: u32, chunk_size_bytes: u32, seed: u64, });
+wire_fields!(Layout { table: u32, chains: u32, stripe: u32, chunk_size_bytes: u32, seed: u64 });
 
 /// The root directory of every cluster.
 pub const ROOT: InodeId = InodeId::new(1);

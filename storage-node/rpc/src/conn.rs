@@ -1,0 +1,234 @@
+//! The calling end: one connection carries many requests at once; a pool has one for each address.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+
+use crate::codec::Wire;
+use crate::error::{Code, Error};
+use crate::message::Request;
+use crate::transport::{Frame, read_frame, write_frame};
+
+/// Requests queued behind the socket of one connection before callers wait.
+const SEND_QUEUE: usize = 256;
+/// How long one attempt to connect may take.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
+
+type Waiting = HashMap<u64, oneshot::Sender<Result<Frame, Error>>>;
+
+/// Requests without an answer yet; `None` once the connection has broken.
+#[derive(Debug)]
+struct Pending(Mutex<Option<Waiting>>);
+
+impl Pending {
+    fn lock(&self) -> MutexGuard<'_, Option<Waiting>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fail_all(&self, error: &Error) {
+        for (_, waiter) in self.lock().take().into_iter().flatten() {
+            // A waiter that gave up does not need the answer.
+            drop(waiter.send(Err(error.clone())));
+        }
+    }
+}
+
+/// Removes a request that its caller no longer waits for.
+struct Forget<'a>(&'a Pending, u64);
+
+impl Drop for Forget<'_> {
+    fn drop(&mut self) {
+        if let Some(waiting) = self.0.lock().as_mut() {
+            waiting.remove(&self.1);
+        }
+    }
+}
+
+/// One connection to a server. Dropping it breaks what is under way.
+#[derive(Debug)]
+pub struct Connection {
+    address: String,
+    next_id: AtomicU64,
+    pending: Arc<Pending>,
+    send: mpsc::Sender<Frame>,
+    tasks: [AbortHandle; 2],
+}
+
+impl Connection {
+    /// Connects to `address`, `host:port`.
+    ///
+    /// # Errors
+    /// [`Code::Unreachable`] within [`CONNECT_TIMEOUT`].
+    pub async fn connect(address: &str) -> Result<Self, Error> {
+        let unreachable = |why: &dyn std::fmt::Display| {
+            Error::new(Code::Unreachable, format!("connect to {address}: {why}"))
+        };
+        let stream = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
+            .await
+            .map_err(|_| unreachable(&"no answer"))?
+            .map_err(|error| unreachable(&error))?;
+        stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
+        let (read, write) = stream.into_split();
+        let pending = Arc::new(Pending(Mutex::new(Some(HashMap::new()))));
+        let (send, queue) = mpsc::channel(SEND_QUEUE);
+        let reader = tokio::spawn(receive(read, Arc::clone(&pending), address.to_owned()));
+        let writer = tokio::spawn(transmit(write, queue, Arc::clone(&pending)));
+        let tasks = [reader.abort_handle(), writer.abort_handle()];
+        let address = address.to_owned();
+        Ok(Self { address, next_id: AtomicU64::new(1), pending, send, tasks })
+    }
+
+    /// Whether requests can still be answered.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.pending.lock().is_some()
+    }
+
+    /// Sends `request` with `payload` and waits for the answer and its payload.
+    ///
+    /// # Errors
+    /// The server's; [`Code::Unreachable`] if the connection breaks, [`Code::Timeout`] after
+    /// `deadline`: then the request may have been carried out.
+    pub async fn call<R: Request>(
+        &self,
+        request: &R,
+        payload: Bytes,
+        deadline: Duration,
+    ) -> Result<(R::Response, Bytes), Error> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let (answer, answered) = oneshot::channel();
+        match self.pending.lock().as_mut() {
+            Some(waiting) => waiting.insert(id, answer),
+            None => return Err(self.broken("the connection is closed")),
+        };
+        let _forget = Forget(&self.pending, id);
+        let mut frame = Frame::new(R::KIND, id, request.to_bytes(), payload)
+            .map_err(|error| Error::new(Code::InvalidRequest, error.to_string()))?;
+        frame.header.deadline_ms = u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX);
+        let exchange = async {
+            self.send.send(frame).await.map_err(|_| self.broken("the connection is closed"))?;
+            answered.await.map_err(|_| self.broken("the connection is closed"))?
+        };
+        let frame = tokio::time::timeout(deadline, exchange).await.map_err(|_| {
+            let waited = deadline.as_millis();
+            Error::new(Code::Timeout, format!("{} did not answer in {waited} ms", self.address))
+        })??;
+        if frame.header.status != 0 {
+            return Err(Error::from_head(frame.header.status, frame.head));
+        }
+        Ok((R::Response::from_bytes(frame.head)?, frame.payload))
+    }
+
+    fn broken(&self, why: &str) -> Error {
+        Error::new(Code::Unreachable, format!("{}: {why}", self.address))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+async fn receive(read: OwnedReadHalf, pending: Arc<Pending>, address: String) {
+    let mut read = tokio::io::BufReader::with_capacity(64 << 10, read);
+    let why = loop {
+        match read_frame(&mut read).await {
+            Ok(Some(frame)) if frame.header.response => {
+                let id = frame.header.request_id;
+                let waiter = pending.lock().as_mut().and_then(|w| w.remove(&id));
+                if let Some(waiter) = waiter {
+                    drop(waiter.send(Ok(frame)));
+                }
+            }
+            Ok(Some(_)) => break "it sent a request instead of an answer".to_owned(),
+            Ok(None) => break "it closed the connection".to_owned(),
+            Err(error) => break error.to_string(),
+        }
+    };
+    pending.fail_all(&Error::new(Code::Unreachable, format!("{address}: {why}")));
+}
+
+async fn transmit(
+    mut write: OwnedWriteHalf,
+    mut queue: mpsc::Receiver<Frame>,
+    pending: Arc<Pending>,
+) {
+    while let Some(frame) = queue.recv().await {
+        if let Err(error) = write_frame(&mut write, &frame).await {
+            pending.fail_all(&Error::new(Code::Unreachable, format!("send a request: {error}")));
+            return;
+        }
+    }
+}
+
+/// Connections by address, made when first needed and again when they broke.
+#[derive(Debug, Default)]
+pub struct Pool {
+    connections: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Arc<Connection>>>>>>,
+}
+
+impl Pool {
+    /// An empty pool.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The connection to `address`.
+    ///
+    /// # Errors
+    /// [`Code::Unreachable`].
+    pub async fn get(&self, address: &str) -> Result<Arc<Connection>, Error> {
+        let slot = {
+            let mut slots = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(slots.entry(address.to_owned()).or_default())
+        };
+        let mut slot = slot.lock().await;
+        if let Some(open) = slot.as_ref().filter(|c| c.is_open()) {
+            return Ok(Arc::clone(open));
+        }
+        let connection = Arc::new(Connection::connect(address).await?);
+        *slot = Some(Arc::clone(&connection));
+        Ok(connection)
+    }
+
+    /// Closes the connection to `address`, so that the next request makes a new one: for a peer
+    /// that does not answer. What is under way on it fails when its last caller lets go.
+    pub fn forget(&self, address: &str) {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner).remove(address);
+    }
+
+    /// Sends `request` to `address`; see [`Connection::call`]. The deadline covers connecting.
+    ///
+    /// # Errors
+    /// As [`Connection::call`].
+    pub async fn call<R: Request>(
+        &self,
+        address: &str,
+        request: &R,
+        payload: Bytes,
+        deadline: Duration,
+    ) -> Result<(R::Response, Bytes), Error> {
+        let start = tokio::time::Instant::now();
+        let connection =
+            tokio::time::timeout(deadline, self.get(address)).await.map_err(|_| {
+                Error::new(Code::Unreachable, format!("connect to {address}: no answer"))
+            })??;
+        let result =
+            connection.call(request, payload, deadline.saturating_sub(start.elapsed())).await;
+        if matches!(&result, Err(error) if error.code == Code::Timeout) {
+            self.forget(address);
+        }
+        result
+    }
+}
