@@ -16,6 +16,8 @@ use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 
+use crate::shutdown::stopped;
+
 /// Most bytes of a request's body.
 const BODY_MAX: usize = 16 << 20;
 
@@ -128,7 +130,7 @@ fn with_type(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Fu
 pub async fn serve(listener: TcpListener, admin: Arc<Admin>, mut stop: watch::Receiver<bool>) {
     loop {
         tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => return,
+            () = stopped(&mut stop) => return,
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => connection(stream, Arc::clone(&admin)),
                 Err(error) => pause(&error).await,
@@ -153,7 +155,7 @@ pub async fn serve_unix(
     let listener = UnixListener::bind(path)?;
     loop {
         tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            () = stopped(&mut stop) => return Ok(()),
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => connection(stream, Arc::clone(&admin)),
                 Err(error) => pause(&error).await,

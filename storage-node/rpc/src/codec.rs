@@ -262,7 +262,7 @@ macro_rules! wire_struct {
 /// Gives an existing struct its encoding: the listed fields in order.
 #[macro_export]
 macro_rules! wire_fields {
-    ($name:ty { $($field:ident: $ty:ty,)* }) => {
+    ($name:ty { $($field:ident: $ty:ty),* $(,)? }) => {
         impl $crate::codec::Wire for $name {
             const MIN_SIZE: usize = 0 $(+ <$ty as $crate::codec::Wire>::MIN_SIZE)*;
             fn encode(&self, out: &mut ::bytes::BytesMut) {
@@ -282,7 +282,7 @@ macro_rules! wire_fields {
 /// Gives a fieldless enum its encoding: one byte a variant, as listed.
 #[macro_export]
 macro_rules! wire_enum {
-    ($name:ident { $($variant:ident = $value:literal,)* }) => {
+    ($name:ident { $($variant:ident = $value:literal),* $(,)? }) => {
         impl $crate::codec::Wire for $name {
             const MIN_SIZE: usize = 1;
             fn encode(&self, out: &mut ::bytes::BytesMut) {
@@ -308,6 +308,7 @@ wire_fields!(ChunkId { file: InodeId, index: u64 });
 wire_fields!(UpdateId { client: ClientId, channel: ChannelId, seq: u64 });
 
 #[cfg(test)]
+#[expect(unreachable_pub, reason = "wire types are public wherever they are declared")]
 mod tests {
     use super::*;
 

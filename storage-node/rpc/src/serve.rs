@@ -15,6 +15,7 @@ use crate::codec::Wire;
 use crate::error::{Code, Error};
 use crate::frame::Kind;
 use crate::message::Request;
+use crate::shutdown::stopped;
 use crate::transport::{Frame, read_frame, write_frame};
 
 /// Requests of one connection that are under way at once; further ones wait in the socket.
@@ -86,7 +87,7 @@ pub async fn serve<H: Handler>(
     let stop_connections = stop.clone();
     loop {
         tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => break,
+            () = stopped(&mut stop) => break,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) if connections.len() < CONNECTIONS_MAX => {
@@ -121,7 +122,7 @@ async fn connection<H: Handler>(
     loop {
         let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { break };
         let frame = tokio::select! {
-            _ = stop.wait_for(|stop| *stop) => break,
+            () = stopped(&mut stop) => break,
             frame = read_frame(&mut read) => frame,
         };
         let frame = match frame {

@@ -23,3 +23,9 @@ pub fn on_signal() -> std::io::Result<watch::Receiver<bool>> {
     });
     Ok(stopped)
 }
+
+/// Waits until the switch is on. A switch whose owner is gone counts as on.
+pub async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // The guard of the value must not live across a select.
+    drop(stop.wait_for(|stop| *stop).await);
+}
