@@ -24,7 +24,7 @@ impl Handler for Echo {
         let request: ReadSymlink = call.decode()?;
         match request.inode.get() {
             0 => std::future::pending().await,
-            404 => Err(Error::new(Code::NotFound, "no inode 404").with_detail(404)),
+            u64::MAX => Err(Error::new(Code::NotFound, "no such inode").with_detail(404)),
             n => {
                 let target = Bytes::from(n.to_string());
                 Ok(Reply::with_payload(&SymlinkTarget { target }, call.payload))
@@ -69,8 +69,8 @@ async fn many_requests_share_a_connection_and_get_their_own_answers() {
 async fn errors_carry_code_detail_and_message() {
     let (address, _stop) = server().await;
     let pool = Pool::new();
-    let not_found = pool.call(&address, &link(404), Bytes::new(), SOON).await.unwrap_err();
-    assert_eq!(not_found, Error::new(Code::NotFound, "no inode 404").with_detail(404));
+    let not_found = pool.call(&address, &link(u64::MAX), Bytes::new(), SOON).await.unwrap_err();
+    assert_eq!(not_found, Error::new(Code::NotFound, "no such inode").with_detail(404));
     let other = GetAttributes { inode: InodeId::new(1) };
     let unknown = pool.call(&address, &other, Bytes::new(), SOON).await.unwrap_err();
     assert_eq!(unknown.code, Code::UnknownKind);
