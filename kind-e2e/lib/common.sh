@@ -1,0 +1,46 @@
+# Paths and helpers shared by the scripts of kind-e2e. Sourced, never run.
+set -euo pipefail
+
+KIND_E2E=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+REPO=$(dirname "$KIND_E2E")
+# Everything that may be thrown away and made again lives under here.
+CACHE=${LAMPYRIS_CACHE:-$HOME/.cache/lampyris}
+BIN=$CACHE/k8s/bin
+SRC=$CACHE/k8s/src
+CLUSTER=$CACHE/cluster  # the local cluster: images kept between runs, and
+STATE=$CLUSTER/run      # what exists only while it is up
+IMAGES=$CACHE/images    # our images as docker-archives
+
+export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$CACHE/target}
+export PATH=$BIN:$PATH
+: "${CARGO:=cargo}"
+
+say() { printf '== %s\n' "$*"; }
+note() { printf '   %s\n' "$*"; }
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# step TITLE COMMAND...: announces a step before it starts and says how long it took.
+step() {
+  local title=$1 begin=$SECONDS
+  shift
+  say "$title"
+  "$@"
+  note "$title: $((SECONDS - begin)) s"
+}
+
+# wait_for SECONDS WHAT COMMAND...: repeats a quiet command until it succeeds, or ends with an error.
+wait_for() {
+  local deadline=$((SECONDS + $1)) what=$2
+  shift 2
+  until "$@" >/dev/null 2>&1; do
+    [ $SECONDS -lt $deadline ] || die "$what did not happen in time"
+    sleep 0.1
+  done
+}
+
+workspace_version() {
+  sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$REPO/Cargo.toml"
+}

@@ -1,0 +1,155 @@
+# What the cluster and the tests need from outside: Debian packages and programs built from Go modules.
+# A program is current when the build information inside it names the pinned module version, so no stamp
+# file can disagree with it. Sourced after common.sh.
+
+KUBERNETES=v1.36.3 ETCD=v3.6.16 CONTAINERD=v2.2.9 HELM=v4.2.4 CRICTL=v1.34.0 CNI=v1.9.1 COREDNS=v1.15.0
+VERSITYGW=v1.8.0 CSI_SANITY=v5.6.0 KUBECONFORM=v0.8.0 CRANE=v0.22.1
+
+CLUSTER_PACKAGES=(runc iptables conntrack iproute2 jq openssl socat util-linux gcc libc6-dev)
+BUILD_PACKAGES=(gcc g++ libc6-dev libclang-dev clang cmake pkg-config jq)
+TRAIN_PACKAGES=(python3 python3-venv python3-dev python3-numpy python3-torch)
+
+# Installs the named Debian packages that are missing; asks for nothing.
+apt_install() {
+  local missing=() package
+  for package in "$@"; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  [ "$(id -u)" = 0 ] || die "these Debian packages are missing and only root can install them: ${missing[*]}"
+  say "apt: ${missing[*]}"
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# built_from PROGRAM MODULE VERSION: does the program say that it was built from this version?
+built_from() {
+  [ -x "$BIN/$1" ] && go version -m "$BIN/$1" | awk -v m="$2" -v v="$3" '$2 == m && $3 == v { found = 1 } END { exit !found }'
+}
+
+# go_tool PROGRAM MODULE VERSION PACKAGE [BUILD FLAGS...]: builds one program in an own main module.
+go_tool() {
+  local program=$1 module=$2 version=$3 package=$4 dir=$SRC/$(basename "$1")
+  shift 4
+  built_from "$program" "$module" "$version" && return 0
+  step "build $program $version" go_build "$dir" "$BIN/$program" "$package@$version" "$@"
+}
+
+go_build() {
+  local dir=$1 out=$2 package=$3
+  shift 3
+  mkdir -p "$dir" "$(dirname "$out")"
+  (
+    cd "$dir"
+    export CGO_ENABLED=0 GOFLAGS=-mod=mod
+    [ -f go.mod ] || printf 'module lampyris.local/%s\n\ngo 1.26\n' "$(basename "$dir")" >go.mod
+    go get -tool "$package"
+    go build "$@" -o "$out" "${package%@*}"
+  ) >"$dir.log" 2>&1 || {
+    tail -20 "$dir.log" >&2
+    die "building $out failed; the whole log is $dir.log"
+  }
+}
+
+# k8s.io/kubernetes requires its staging modules at v0.0.0 and replaces them by folders that the module zip
+# lacks. Replaces are not inherited, so an own main module repeats its requirements with real versions.
+kubernetes_module() {
+  local dir staging minor
+  dir=$(go mod download -json "k8s.io/kubernetes@$KUBERNETES" | jq -r .Dir)
+  staging=${KUBERNETES/v1./v0.}
+  sed -E -e 's|^module .*|module lampyris.local/kubernetes|' -e '/^replace \(/,/^\)/d' \
+    -e "s#^(\s+k8s.io/[a-z-]+) v0\.0\.0(\s|\$)#\1 $staging\2#" "$dir/go.mod"
+  printf 'require k8s.io/kubernetes %s\nreplace (\n' "$KUBERNETES"
+  awk -v v="$staging" '/^\tk8s.io\/[a-z-]+ v0\.0\.0/ { print "\t" $1 " => " $1 " " v }' "$dir/go.mod" | sort -u
+  printf ')\n'
+  cp "$dir/go.sum" go.sum
+  chmod u+w go.sum
+}
+
+KUBERNETES_PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
+
+build_kubernetes() {
+  local dir=$SRC/kubernetes flags="-s -w" package program minor
+  minor=$(cut -d. -f2 <<<"$KUBERNETES")
+  for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
+    flags+=" -X $package.gitVersion=$KUBERNETES -X $package.gitMajor=1 -X $package.gitMinor=$minor"
+    flags+=" -X $package.gitTreeState=clean -X $package.gitCommit=modules"
+  done
+  mkdir -p "$dir" "$BIN"
+  (
+    cd "$dir"
+    export CGO_ENABLED=0 GOFLAGS=-mod=mod
+    kubernetes_module >go.mod.new
+    mv go.mod.new go.mod
+    go build -o "$BIN/" -ldflags "$flags" "${KUBERNETES_PROGRAMS[@]/#/k8s.io/kubernetes/cmd/}"
+  ) >"$dir.log" 2>&1 || {
+    tail -20 "$dir.log" >&2
+    die "building Kubernetes failed; the whole log is $dir.log"
+  }
+}
+
+kubernetes() {
+  local program
+  for program in "${KUBERNETES_PROGRAMS[@]}"; do
+    built_from "$program" k8s.io/kubernetes $KUBERNETES && continue
+    step "build Kubernetes $KUBERNETES (about five minutes)" build_kubernetes
+    return
+  done
+}
+
+containerd() {
+  local program
+  for program in containerd containerd-shim-runc-v2 ctr; do
+    go_tool $program github.com/containerd/containerd/v2 $CONTAINERD "github.com/containerd/containerd/v2/cmd/$program" \
+      -tags no_btrfs,no_zfs,no_devmapper -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$CONTAINERD"
+  done
+}
+
+# CoreDNS with the few plugins that a cluster's own names need.
+coredns() {
+  local dir=$SRC/coredns
+  built_from coredns github.com/coredns/coredns $COREDNS && return
+  mkdir -p "$dir"
+  cp "$KIND_E2E/manifests/coredns.go.txt" "$dir/main.go"
+  step "build coredns $COREDNS" coredns_build "$dir"
+}
+
+coredns_build() {
+  (
+    cd "$1"
+    export CGO_ENABLED=0 GOFLAGS=-mod=mod
+    [ -f go.mod ] || printf 'module lampyris.local/coredns\n\ngo 1.26\n' >go.mod
+    go get "github.com/coredns/coredns@$COREDNS"
+    go build -ldflags "-s -w" -o "$BIN/coredns" .
+  ) >"$1.log" 2>&1 || {
+    tail -20 "$1.log" >&2
+    die "building coredns failed; the whole log is $1.log"
+  }
+}
+
+cluster_tools() {
+  local plugin
+  command -v go >/dev/null || die "Go 1.26 or newer must be on the PATH"
+  apt_install "${CLUSTER_PACKAGES[@]}"
+  kubernetes
+  containerd
+  go_tool etcd go.etcd.io/etcd/server/v3 $ETCD go.etcd.io/etcd/server/v3 -ldflags "-s -w"
+  go_tool helm helm.sh/helm/v4 $HELM helm.sh/helm/v4/cmd/helm -ldflags "-s -w"
+  go_tool crictl sigs.k8s.io/cri-tools $CRICTL sigs.k8s.io/cri-tools/cmd/crictl -ldflags "-s -w"
+  for plugin in main/bridge main/loopback ipam/host-local meta/portmap; do
+    go_tool "cni/${plugin##*/}" github.com/containernetworking/plugins $CNI \
+      "github.com/containernetworking/plugins/plugins/$plugin" -ldflags "-s -w"
+  done
+  coredns
+}
+
+# The real S3 server, the CSI conformance suite and the chart checker.
+test_tools() {
+  go_tool versitygw github.com/versity/versitygw $VERSITYGW github.com/versity/versitygw/cmd/versitygw -ldflags "-s -w"
+  go_tool csi-sanity github.com/kubernetes-csi/csi-test/v5 $CSI_SANITY github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity -ldflags "-s -w"
+  go_tool kubeconform github.com/yannh/kubeconform $KUBECONFORM github.com/yannh/kubeconform/cmd/kubeconform -ldflags "-s -w"
+}
+
+crane_tool() {
+  go_tool crane github.com/google/go-containerregistry $CRANE github.com/google/go-containerregistry/cmd/crane -ldflags "-s -w"
+}
