@@ -100,6 +100,12 @@ impl TargetId {
 }
 
 impl ChainVersion {
+    /// What a target that holds no copy reports: no chain ever has this version.
+    pub const NONE: Self = Self(0);
+
+    /// The version of a chain that nobody has served yet.
+    pub const NEWBORN: Self = Self(1);
+
     /// The version after this one.
     #[must_use]
     pub const fn next(self) -> Self {

@@ -1,5 +1,9 @@
 //! The chain table: which targets form a chain, in which order, and who serves.
 
+mod next;
+
+pub use next::{Local, Report, Reports, Revive, next};
+
 use crate::id::{ChainId, ChainVersion, NodeId, TargetId};
 
 /// What a target does for its chain, as the manager has published it.
@@ -7,12 +11,12 @@ use crate::id::{ChainId, ChainVersion, NodeId, TargetId};
 pub enum PublicState {
     /// Holds every committed update; answers reads and takes part in writes.
     Serving,
+    /// Holds a complete copy of a chain that nobody serves: any of these may revive it.
+    LastServing,
     /// Catching up behind the serving targets: receives forwards, answers no reads.
     Syncing,
     /// Alive again, queued until it may sync.
     Waiting,
-    /// Was last to serve when it went away: the chain waits for a complete copy.
-    LastServing,
     /// Not reachable, or not started.
     Offline,
 }
@@ -20,7 +24,7 @@ pub enum PublicState {
 impl PublicState {
     /// Every state, in write order of a chain's list.
     pub const ALL: [Self; 5] =
-        [Self::Serving, Self::Syncing, Self::Waiting, Self::LastServing, Self::Offline];
+        [Self::Serving, Self::LastServing, Self::Syncing, Self::Waiting, Self::Offline];
 }
 
 /// One member of a chain.
@@ -100,4 +104,33 @@ impl Chain {
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.targets.iter().map(|t| t.id.node())
     }
+
+    /// A chain that nobody has served yet: every member holds the same nothing, so that each of
+    /// them counts as complete, and the first to report brings the chain up ([`next`]).
+    #[must_use]
+    pub fn newborn(id: ChainId, targets: &[TargetId]) -> Self {
+        let complete = |id: &TargetId| ChainTarget { id: *id, state: PublicState::LastServing };
+        Self { id, version: ChainVersion::NEWBORN, targets: targets.iter().map(complete).collect() }
+    }
+
+    /// Whether the list obeys T2: members distinct and sorted by state, at most one syncing, none
+    /// syncing without a serving one, none `LastServing` beside a serving one.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        let count = |state| self.targets.iter().filter(|t| t.state == state).count();
+        let serving = count(PublicState::Serving);
+        let syncing = count(PublicState::Syncing);
+        let mut ids: Vec<TargetId> = self.targets.iter().map(|t| t.id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        !self.targets.is_empty()
+            && ids.len() == self.targets.len()
+            && self.targets.is_sorted_by_key(|t| t.state)
+            && syncing <= 1
+            && (syncing == 0 || serving > 0)
+            && (count(PublicState::LastServing) == 0) == (serving > 0)
+    }
 }
+
+#[cfg(test)]
+mod tests;
