@@ -96,11 +96,11 @@ link_node() { # link_node NUMBER: (re)connects a node to the bridge in node 1
     in_node 1 bash -euc "ip link add nodes type bridge; ip link set nodes up; ip addr add $NODE_NET.1/24 dev nodes"
   fi
   if [ "$i" != 1 ] && ! in_node "$i" ip link show eth0 >/dev/null 2>&1; then
-    ip link add lpa"$i" type veth peer name lpb"$i"
-    ip link set lpa"$i" netns "$(node_pid 1)"
-    ip link set lpb"$i" netns "$(node_pid "$i")"
-    in_node 1 bash -euc "ip link set lpa$i master nodes; ip link set lpa$i up"
-    in_node "$i" bash -euc "ip link set lpb$i name eth0; ip addr add $NODE_NET.$i/24 dev eth0"
+    # The end in node 1 outlives a killed node for a moment. Both ends are made where they belong.
+    in_node 1 bash -euc "ip link del lpa$i 2>/dev/null || true
+      ip link add lpa$i type veth peer name eth0 netns $(node_pid "$i")
+      ip link set lpa$i master nodes; ip link set lpa$i up"
+    in_node "$i" ip addr add "$NODE_NET.$i/24" dev eth0
   fi
   [ "$i" = 1 ] || in_node "$i" bash -euc "ip link set eth0 up; ip route replace default via $NODE_NET.1"
   for other in $(node_numbers); do
@@ -175,7 +175,7 @@ start_node() { # start_node NUMBER: kubelet and kube-proxy, once containerd answ
 node_processes() {
   local namespace dir
   if node_lives "$1"; then
-    namespace=$(readlink "/proc/$(node_pid "$1")/ns/mnt")
+    namespace=$(readlink "/proc/$(node_pid "$1")/ns/mnt" | sed 's/[][]/\\&/g') # a pattern, so brackets are quoted
     find /proc -maxdepth 3 -path '/proc/[0-9]*/ns/mnt' -lname "$namespace" 2>/dev/null | cut -d/ -f3
   fi
   for dir in $(node_cgroups "$1"); do
