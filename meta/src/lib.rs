@@ -1,1 +1,39 @@
-//! Placeholder.
+//! Metadata service and manager: who serves which chain, and what the files are called.
+//!
+//! Owns the transactional store and everything in it; never sees a byte of a file. [`txn`] is the
+//! seam to the store, [`schema`] (with `SCHEMA.md`) every key and value, [`op`] the namespace as
+//! functions of a transaction (rules M1–M8), [`service`] runs them once each, [`manager`] decides
+//! about chains (rules T1, T2) by the `chain` crate's table, [`collect`] removes what was removed,
+//! [`fsck`] checks the shape. Begin at [`op`] or [`manager`]; [`serve`] ties them together.
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod args;
+pub mod collect;
+pub mod fsck;
+pub mod manager;
+pub mod op;
+pub mod schema;
+pub mod serve;
+pub mod service;
+pub mod txn;
+
+use anyhow::Context;
+use std::process::ExitCode;
+
+/// Runs `meta fsck`: findings to the log, exit code 1 if there is a problem.
+///
+/// # Errors
+/// The store cannot be read.
+pub async fn fsck(args: &args::FsckArgs) -> anyhow::Result<ExitCode> {
+    let shown = args.data.display();
+    anyhow::ensure!(args.data.join("CURRENT").is_file(), "--data {shown}: no store is there");
+    let store = txn::embedded::Embedded::open(&args.data)
+        .with_context(|| format!("--data {shown}: open the store"))?;
+    let found = fsck::check(&store).await?;
+    found.problems.iter().for_each(|problem| tracing::error!(problem, "found a problem"));
+    let (inodes, names, orphans) = (found.inodes, found.names, found.orphans);
+    tracing::info!(inodes, names, orphans, problems = found.problems.len(), "checked");
+    Ok(if found.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
