@@ -9,4 +9,6 @@
 
 pub mod id;
 pub mod layout;
+pub mod replica;
+pub mod sync;
 pub mod table;
