@@ -29,7 +29,8 @@ pub(super) struct Block {
 impl Block {
     /// `None` unless aligned, of a known order, and behind the header unit.
     pub(super) fn new(unit: u64, order: u8) -> Option<Self> {
-        let is_valid = order <= MAX_ORDER && unit > 0 && unit < 1 << 48 && unit % (1 << order) == 0;
+        let is_valid =
+            order <= MAX_ORDER && unit > 0 && unit < 1 << 48 && unit.is_multiple_of(1 << order);
         is_valid.then_some(Self { unit, order })
     }
 

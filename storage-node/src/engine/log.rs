@@ -112,7 +112,7 @@ impl Log {
         let job = Job { change, reply, _permit: permit };
         self.jobs.as_ref().and_then(|jobs| jobs.send(job).ok()).ok_or_else(stopped)?;
         answer.await.unwrap_or_else(|_| {
-            Err(self.failure.get().map_or_else(stopped, |reason| Error::Failed(reason.clone())))
+            Err(self.failure.get().map_or_else(stopped, |reason| Error::Failed(Arc::clone(reason))))
         })
     }
 }

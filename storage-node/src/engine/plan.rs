@@ -18,7 +18,8 @@ use super::types::{
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Pages in a segment, the unit of rewriting: what the smallest block holds.
-const SEGMENT: u32 = (UNIT / PAGE) as u32;
+const SEGMENT: u32 = 16;
+const _: () = assert!(SEGMENT as u64 * PAGE == UNIT);
 /// Fragments of one chunk; with more the whole chunk is rewritten. Bounds its record to 6 KiB.
 const MAX_FRAGMENTS: usize = 256;
 /// Blocks may take this many times the space of the chunk in one block; beyond it the whole
@@ -126,7 +127,7 @@ fn plan_write(write: Range<u64>, old_length: u64, fragments: &[Fragment]) -> Pla
     // The first and the last page of the write are copied too if it covers them in part.
     let head = plan.rewrite.start..pages(write.start);
     let tail = page_at(write.end).max(head.end)..plan.rewrite.end;
-    let covers_last = write.end == length || write.end % PAGE == 0;
+    let covers_last = write.end == length || write.end.is_multiple_of(PAGE);
     let tail = if covers_last { pages(write.end).max(head.end)..tail.end } else { tail };
     plan.copies = [head, tail].map(|range| range.start..range.end.max(range.start));
     plan
@@ -138,7 +139,8 @@ fn plan_truncate(length: u64, old_length: u64, fragments: &[Fragment]) -> Plan {
         return Plan { length, kept: fragments.to_vec(), rewrite: 0..0, copies: EMPTY };
     }
     let cut = page_at(length);
-    let is_cut = length % PAGE != 0 && fragments.iter().any(|f| f.page <= cut && cut < f.end());
+    let is_cut =
+        !length.is_multiple_of(PAGE) && fragments.iter().any(|f| f.page <= cut && cut < f.end());
     let from = if is_cut { cut / SEGMENT * SEGMENT } else { last };
     let mut plan =
         Plan { length, kept: keep(fragments, from..u32::MAX), rewrite: from..last, copies: EMPTY };

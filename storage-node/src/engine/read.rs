@@ -128,13 +128,11 @@ pub(super) fn verify_pages(
         return Err(piece.page);
     }
     let mut stored = block.checksums.iter().skip((piece.page - piece.base) as usize);
-    let mut page = piece.page;
-    for bytes in bytes.chunks_exact(PAGE_SIZE) {
+    for (page, bytes) in (piece.page..).zip(bytes.chunks_exact(PAGE_SIZE)) {
         let domain = checksum::domain(place, block.version, page.into());
         if stored.next() != Some(&checksum::seal(domain, bytes)) {
             return Err(page);
         }
-        page += 1;
     }
     Ok(())
 }

@@ -22,7 +22,8 @@ const FORMAT: u8 = 1;
 const REMOVED: u8 = 1;
 const REPLACED: u8 = 2;
 /// Pages of the largest chunk.
-const MAX_PAGES: u32 = (MAX_CHUNK_SIZE / PAGE_SIZE as u64) as u32;
+const MAX_PAGES: u32 = 16_384;
+const _: () = assert!(MAX_PAGES as u64 * PAGE_SIZE as u64 == MAX_CHUNK_SIZE);
 
 /// The identity key.
 pub(super) const IDENTITY_KEY: &[u8] = b"i";

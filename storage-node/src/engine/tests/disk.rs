@@ -92,7 +92,7 @@ async fn a_cut_off_block_file_is_refused() {
     let engine = disk.open();
     update(&engine, chunk(0), 1, write(0, "abc")).await;
     drop(engine);
-    let blocks = fs::File::options().write(true).open(disk.dir.path().join("blocks")).unwrap();
+    let blocks = File::options().write(true).open(disk.dir.path().join("blocks")).unwrap();
     blocks.set_len(64 * KIB).unwrap();
     let message = disk.refusal();
     assert!(message.contains("block file is cut off"), "{message}");

@@ -83,7 +83,8 @@ fn apply(step: &Step, old: Option<&State>) -> Option<(u64, State, Op)> {
         Step::Write { chunk, offset, length, fill } => {
             let at = usize::try_from(offset).unwrap();
             // Bytes that differ from page to page, so that pages in wrong places show.
-            let bytes: Vec<u8> = (at..at + length).map(|i| fill ^ (i / 4096) as u8).collect();
+            let bytes: Vec<u8> =
+                (at..at + length).map(|i| fill ^ (i / 4096).to_le_bytes()[0]).collect();
             next.bytes.resize(next.bytes.len().max(at + length), 0);
             next.bytes[at..at + length].copy_from_slice(&bytes);
             (chunk, write(offset, bytes))
