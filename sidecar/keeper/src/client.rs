@@ -27,6 +27,9 @@ pub enum ClientError {
         #[source]
         source: WireError,
     },
+    /// This process could not make the call.
+    #[error("call the keeper")]
+    Local(#[from] std::io::Error),
     /// The keeper said no.
     #[error("the keeper refused: {0}")]
     Refused(String),
@@ -104,10 +107,9 @@ impl Client {
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(Answer, Vec<OwnedFd>), ClientError> {
         let unreachable = |source| ClientError::Unreachable { path: self.path.clone(), source };
-        let (answer, descriptors) = self.exchange(request, descriptors).map_err(unreachable)?;
-        match answer {
-            Some(Answer::Error(reason)) => Err(ClientError::Refused(reason)),
-            Some(answer) => Ok((answer, descriptors)),
+        match self.exchange(request, descriptors).map_err(unreachable)? {
+            Some((Answer::Error(reason), _)) => Err(ClientError::Refused(reason)),
+            Some(answered) => Ok(answered),
             None => Err(ClientError::Misbehaved("closed without an answer")),
         }
     }
@@ -116,13 +118,12 @@ impl Client {
         &self,
         request: &Request,
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(Option<Answer>, Vec<OwnedFd>), WireError> {
+    ) -> Result<Option<(Answer, Vec<OwnedFd>)>, WireError> {
         let stream = UnixStream::connect(&self.path)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
         let mut connection = Connection::new(stream);
         connection.send(request, descriptors)?;
-        let answer = connection.receive()?;
-        Ok((answer, connection.inbox().take_descriptors()))
+        connection.receive()
     }
 }

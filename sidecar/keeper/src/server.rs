@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -181,16 +181,15 @@ fn converse(stream: UnixStream, store: &Mutex<Store>) -> Result<(), WireError> {
     stream.set_write_timeout(Some(IDLE))?;
     let mut connection = Connection::new(stream);
     loop {
-        let request = match connection.receive::<Request>() {
-            Ok(Some(request)) => request,
+        let (request, descriptors) = match connection.receive::<Request>() {
+            Ok(Some(received)) => received,
             Ok(None) => return Ok(()),
-            Err(WireError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.is_would_block() => return Ok(()),
             Err(error) => {
                 connection.send(&Answer::Error(error.to_string()), &[])?;
                 return Err(error);
             }
         };
-        let descriptors = connection.inbox().take_descriptors();
         let held = {
             let mut store = store.lock().unwrap_or_else(PoisonError::into_inner);
             answer(&mut store, request, descriptors)
@@ -205,12 +204,12 @@ fn converse(stream: UnixStream, store: &Mutex<Store>) -> Result<(), WireError> {
     }
 }
 
-type Held = Arc<[std::os::fd::OwnedFd]>;
+type Held = Arc<[OwnedFd]>;
 
 fn answer(
     store: &mut Store,
     request: Request,
-    descriptors: Vec<std::os::fd::OwnedFd>,
+    descriptors: Vec<OwnedFd>,
 ) -> Result<(Answer, Held), StoreError> {
     match request {
         Request::Put { key, meta } => store.put(&key, &meta, descriptors)?,
