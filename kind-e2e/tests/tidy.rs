@@ -131,8 +131,16 @@ fn roots(package: &Value, kinds: &[&str]) -> Vec<String> {
         .as_array()
         .into_iter()
         .flatten()
-        .filter(|t| t["kind"].as_array().into_iter().flatten().any(|k| kinds.contains(&k.as_str().unwrap_or(""))))
-        .filter_map(|t| Path::new(text(t, "src_path")).strip_prefix(&base).ok().map(|p| p.display().to_string()))
+        .filter(|t| {
+            t["kind"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .any(|k| kinds.contains(&k.as_str().unwrap_or("")))
+        })
+        .filter_map(|t| {
+            Path::new(text(t, "src_path")).strip_prefix(&base).ok().map(|p| p.display().to_string())
+        })
         .collect()
 }
 
@@ -293,7 +301,9 @@ fn no_file_names_a_registry_host_or_a_path_of_one_machine() {
     let mut broken = Vec::new();
     for file in files().into_iter().filter(|f| f != "Cargo.lock") {
         let content = read(&file);
-        broken.extend(banned.iter().filter(|b| content.contains(**b)).map(|b| format!("{file}: {b}")));
+        broken.extend(
+            banned.iter().filter(|b| content.contains(**b)).map(|b| format!("{file}: {b}")),
+        );
     }
     none(&broken, "hosts and machine paths");
 }

@@ -79,7 +79,8 @@ fn raw_string(chars: &[char], at: usize) -> usize {
     }
     let mut i = at + 2 + hashes;
     while i < chars.len() {
-        let closes = chars[i] == '"' && chars[i + 1..].iter().take(hashes).filter(|c| **c == '#').count() == hashes;
+        let closes = chars[i] == '"'
+            && chars[i + 1..].iter().take(hashes).filter(|c| **c == '#').count() == hashes;
         if closes {
             return i + 1 + hashes;
         }
@@ -114,7 +115,8 @@ pub(crate) fn functions(source: &str) -> Vec<(String, usize, usize)> {
 fn function_name(line: &str) -> Option<String> {
     let (before, after) = line.split_once("fn ")?;
     let starts = before.split_whitespace().all(|w| {
-        w.starts_with("pub") || ["async", "const", "unsafe", "extern", "in", "crate)", "super)"].contains(&w)
+        w.starts_with("pub")
+            || ["async", "const", "unsafe", "extern", "in", "crate)", "super)"].contains(&w)
     });
     let name: String = after.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
     (starts && !name.is_empty()).then_some(name)

@@ -1,0 +1,34 @@
+//! `helm`, with the charts of this repository.
+
+use anyhow::Result;
+
+use crate::command::{repository, run, tool};
+
+/// Installs a chart of `helm/`, or brings its release up to date, and waits until it is ready.
+///
+/// # Errors
+/// When helm fails; the message holds what it said.
+pub fn install(
+    release: &str,
+    chart: &str,
+    namespace: &str,
+    values: &[(&str, &str)],
+) -> Result<String> {
+    let mut helm = tool("helm");
+    helm.args(["upgrade", "--install", release]).arg(repository().join("helm").join(chart));
+    helm.args(["--namespace", namespace, "--create-namespace", "--wait", "--timeout", "180s"]);
+    for (key, value) in values {
+        helm.args(["--set", &format!("{key}={value}")]);
+    }
+    run(&mut helm)
+}
+
+/// Removes a release and waits until its objects are gone.
+///
+/// # Errors
+/// When helm fails; the message holds what it said.
+pub fn uninstall(release: &str, namespace: &str) -> Result<String> {
+    let mut helm = tool("helm");
+    helm.args(["uninstall", release, "--namespace", namespace, "--wait", "--timeout", "60s"]);
+    run(&mut helm)
+}

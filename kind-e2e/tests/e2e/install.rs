@@ -1,0 +1,72 @@
+//! Installing with helm: scenario 1, and scenario 3 as far as the operator's own writes go.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use kind_e2e::site::{CLUSTER, OPERATOR, READY_WITHIN, STORAGE, SYSTEM, site};
+use kind_e2e::{audit, kube};
+
+#[test]
+fn a_cluster_of_three_nodes_becomes_ready() -> Result<()> {
+    let site = site()?;
+    ensure!(site.ready_after < READY_WITHIN, "Ready after {:?}", site.ready_after);
+    kube::kubectl(&[
+        "-n",
+        STORAGE,
+        "wait",
+        "--for=condition=Ready",
+        "storagecluster/train",
+        "--timeout=1s",
+    ])?;
+    Ok(())
+}
+
+#[test]
+fn every_chain_of_a_new_cluster_spans_three_failure_domains() -> Result<()> {
+    site()?;
+    let table = kube::get(STORAGE, "chaintables.lampyris.dev", &format!("{CLUSTER}-table-1"))?;
+    let nodes = table["spec"]["nodes"].as_array().context("the table has nodes")?;
+    let domains: BTreeSet<&str> =
+        nodes.iter().filter_map(|n| n["failureDomain"].as_str()).collect();
+    ensure!(
+        domains == BTreeSet::from(["zone-1", "zone-2", "zone-3"]),
+        "failure domains are {domains:?}"
+    );
+    let expected = nodes.len() as i64 * table["spec"]["targetsPerNode"].as_i64().unwrap_or(0) / 3;
+    let health = &table["status"]["health"];
+    ensure!(
+        health["total"] == expected && health["serving"] == expected,
+        "{expected} chains expected: {health}"
+    );
+    Ok(())
+}
+
+#[test]
+fn installing_raises_no_warning() -> Result<()> {
+    site()?;
+    let mut warnings = kube::warnings(STORAGE)?;
+    warnings.extend(kube::warnings(SYSTEM)?);
+    // The scheduler and kubelet warn of what heals by itself while images, claims and Secrets appear.
+    let passing = ["FailedScheduling", "FailedMount", "Unhealthy", "BackOff"];
+    warnings.retain(|w| !passing.iter().any(|p| w.contains(p)));
+    ensure!(warnings.is_empty(), "{warnings:#?}");
+    Ok(())
+}
+
+#[test]
+fn an_operator_at_its_fixed_point_writes_nothing() -> Result<()> {
+    site()?;
+    let cluster = kube::get(STORAGE, "storageclusters.lampyris.dev", CLUSTER)?;
+    let mark = audit::Mark::now()?;
+    let quiet = Duration::from_secs(20);
+    std::thread::sleep(quiet); // what is measured is this span of time itself
+    let writes = mark.writes_by(OPERATOR)?;
+    ensure!(writes.is_empty(), "writes within {quiet:?} without any change: {writes:#?}");
+    let again = kube::get(STORAGE, "storageclusters.lampyris.dev", CLUSTER)?;
+    ensure!(
+        cluster["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"],
+        "the cluster was written"
+    );
+    Ok(())
+}

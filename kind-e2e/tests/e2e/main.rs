@@ -1,0 +1,5 @@
+//! The cluster tests: one binary, one installation, run one after the other by `kind-e2e/test e2e`.
+
+#![forbid(unsafe_code)]
+
+mod install;
