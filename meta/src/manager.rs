@@ -11,7 +11,7 @@ pub mod spec;
 
 use crate::schema::{DeclaredTable, NodeRecord};
 use chain::id::{ChainId, ChainVersion, NodeId, RoutingVersion, TargetId};
-use chain::table::{Chain, ChainTarget, Local, Report, Reports, Revive, next};
+use chain::table::{Chain, ChainTarget, Local, PublicState, Report, Reports, Revive, next};
 use rpc::message::manager::{
     Heartbeat, LocalState, NodeAddress, Routing, TargetAssignment, TargetReport,
 };
@@ -23,8 +23,8 @@ pub const LEASE_MS: u64 = 6_000;
 /// How long the manager waits for a silent server: the lease and 1 %, counted from when it
 /// processed the last heartbeat, which is later than when that was sent.
 pub const LEASE_WAIT_MS: u64 = LEASE_MS + LEASE_MS / 100;
-/// How long a chain that nobody serves waits for all its complete copies, which then need no
-/// sync, before any one of them may bring it up.
+/// How long the first complete copy of a chain that nobody serves waits for the others, which then
+/// need no sync, before it may bring the chain up by itself.
 pub const TOGETHER_MS: u64 = 10_000;
 /// Old processes of one server that are remembered, so that they are refused.
 const RETIRED_MAX: usize = 8;
@@ -87,8 +87,8 @@ pub struct State {
     stored: Stored,
     heard: BTreeMap<NodeId, Heard>,
     retired: BTreeMap<NodeId, VecDeque<u64>>,
-    /// Since when a chain has nobody who serves.
-    unserved_ms: BTreeMap<ChainId, u64>,
+    /// Of a chain that nobody serves: when a complete copy was first heard again.
+    returned_ms: BTreeMap<ChainId, u64>,
     chains_of: BTreeMap<NodeId, BTreeSet<ChainId>>,
 }
 
@@ -205,10 +205,10 @@ impl State {
             stored: Stored::default(),
             heard: BTreeMap::new(),
             retired: BTreeMap::new(),
-            unserved_ms: BTreeMap::new(),
+            returned_ms: BTreeMap::new(),
             chains_of: BTreeMap::new(),
         };
-        stored.chains.values().for_each(|chain| state.index(now_ms, chain));
+        stored.chains.values().for_each(|chain| state.index(chain));
         state.stored = stored;
         state
     }
@@ -263,12 +263,13 @@ impl State {
                     retired.pop_front();
                 }
             }
+            self.note_return(now_ms, node);
         }
         let Some(change) = decision.change else { return };
         for chain in change.chains {
             let before = self.stored.chains.get(&chain.id).map_or(ChainVersion::NONE, |c| c.version);
             assert!(chain.version > before, "T1: {chain:?} after {before}");
-            self.index(now_ms, &chain);
+            self.index(&chain);
             self.stored.chains.insert(chain.id, chain);
         }
         self.stored.nodes.extend(change.nodes);
@@ -276,14 +277,23 @@ impl State {
         self.stored.version = change.version;
     }
 
-    fn index(&mut self, now_ms: u64, chain: &Chain) {
+    fn index(&mut self, chain: &Chain) {
         for node in chain.nodes() {
             self.chains_of.entry(node).or_default().insert(chain.id);
         }
         if chain.head().is_some() {
-            self.unserved_ms.remove(&chain.id);
-        } else {
-            self.unserved_ms.entry(chain.id).or_insert(now_ms);
+            self.returned_ms.remove(&chain.id);
+        }
+    }
+
+    /// Notes that `node` is back with complete copies of chains that nobody serves.
+    fn note_return(&mut self, now_ms: u64, node: NodeId) {
+        for id in self.chains_of.get(&node).into_iter().flatten() {
+            let members = self.stored.chains.get(id).into_iter().flat_map(|c| &c.targets);
+            let mut own = members.filter(|t| t.id.node() == node);
+            if own.any(|t| t.state == PublicState::LastServing) {
+                self.returned_ms.entry(*id).or_insert(now_ms);
+            }
         }
     }
 
@@ -348,7 +358,7 @@ impl State {
     }
 
     fn revive(&self, now_ms: u64, chain: &Chain) -> Revive {
-        let since = self.unserved_ms.get(&chain.id).copied().unwrap_or(now_ms);
+        let since = self.returned_ms.get(&chain.id).copied().unwrap_or(now_ms);
         // A chain that nobody ever served waits for all its members: it has nothing to answer.
         if chain.version == ChainVersion::NEWBORN || now_ms < since + TOGETHER_MS {
             Revive::Together
