@@ -2,6 +2,6 @@
 //!
 //! Owns: what a training pod sees of a dataset as files and as a native ring. Never does: mounting (that is the node
 //! plugin's) and deciding where bytes live (that is the client's). Begin with [`vfs`], then [`store_fs`].
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod vfs;

@@ -1,0 +1,568 @@
+//! The write buffer: small writes are joined chunk by chunk and go out when a chunk is full, at fsync or close, after a
+//! second, or when the budget is used up. One write-back of a file runs at a time, so that two writes of the same bytes
+//! reach the store in their order.
+//!
+//! A write-back that fails until its deadline drops its bytes and leaves its error with the file: the next fsync or close
+//! gets it, once.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use chain::id::InodeId;
+use futures::stream::{self, StreamExt};
+use rpc::message::meta::Attributes;
+use rpc::message::storage::UpdateOp;
+use rpc::{Code, Error};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+
+use crate::file::{Placement, pieces};
+use crate::meta::LengthReport;
+use crate::{Identity, Inner};
+
+/// How often buffers are looked at.
+const AGE_TICK: Duration = Duration::from_millis(250);
+/// After how long unwritten bytes go out by themselves.
+const AGE_MAX: Duration = Duration::from_secs(1);
+/// After how long a writer that nobody has open gives its session back.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+/// Chunks of one file that are written at once.
+const PARALLEL: usize = 16;
+
+/// Unwritten bytes inside one chunk.
+#[derive(Debug, Default)]
+struct Extent {
+    parts: Vec<Bytes>,
+    length: u64,
+}
+
+impl Extent {
+    fn push(&mut self, bytes: Bytes) {
+        self.length += bytes.len() as u64;
+        self.parts.push(bytes);
+    }
+
+    /// The bytes from `from` to `to`, counted from the extent's start.
+    fn slice(&self, from: u64, to: u64) -> Self {
+        let (mut at, mut out) = (0, Self::default());
+        for part in &self.parts {
+            let end = at + part.len() as u64;
+            let (start, stop) = (from.clamp(at, end) - at, to.clamp(at, end) - at);
+            if start < stop {
+                // Both are at most the length of a part.
+                #[expect(clippy::cast_possible_truncation, reason = "inside a slice in memory")]
+                out.push(part.slice(start as usize..stop as usize));
+            }
+            at = end;
+        }
+        out
+    }
+
+    fn join(mut self) -> Bytes {
+        match self.parts.len() {
+            1 => self.parts.swap_remove(0),
+            _ => self.parts.concat().into(),
+        }
+    }
+}
+
+/// Unwritten bytes of one file, by offset: extents do not overlap and lie within one chunk each.
+#[derive(Debug, Default)]
+struct Extents(BTreeMap<u64, Extent>);
+
+impl Extents {
+    /// Puts `bytes`, which lie within one chunk, over what is there. Returns how many bytes they replaced.
+    fn put(&mut self, chunk_size: u64, offset: u64, bytes: Bytes) -> u64 {
+        let end = offset + bytes.len() as u64;
+        let replaced = self.cut(offset, end);
+        if let Some((start, before)) = self.0.range_mut(..offset).next_back()
+            && start + before.length == offset
+            && !offset.is_multiple_of(chunk_size)
+        {
+            before.push(bytes);
+        } else {
+            self.0.entry(offset).or_default().push(bytes);
+        }
+        replaced
+    }
+
+    /// Drops what lies between `from` and `to`. Returns how many bytes that were.
+    fn cut(&mut self, from: u64, to: u64) -> u64 {
+        let overlaps = |start: u64, extent: &Extent| start < to && start + extent.length > from;
+        let hit: Vec<u64> = self
+            .0
+            .range(..to)
+            .rev()
+            .take_while(|(start, extent)| overlaps(**start, extent))
+            .map(|(start, _)| *start)
+            .collect();
+        let mut dropped = 0;
+        for start in hit {
+            let Some(extent) = self.0.remove(&start) else { continue };
+            let end = start + extent.length;
+            dropped += end.min(to) - start.max(from);
+            if start < from {
+                self.0.insert(start, extent.slice(0, from - start));
+            }
+            if end > to {
+                self.0.insert(to, extent.slice(to - start, end - start));
+            }
+        }
+        dropped
+    }
+
+    /// Takes all extents, or those that reach the end of their chunk, grouped by chunk.
+    fn take(&mut self, chunk_size: u64, all: bool) -> Vec<Vec<(u64, Extent)>> {
+        let goes = |start: &u64, extent: &mut Extent| {
+            all || (start + extent.length).is_multiple_of(chunk_size)
+        };
+        let mut chunks: Vec<Vec<(u64, Extent)>> = Vec::new();
+        let mut last = None;
+        for (start, extent) in self.0.extract_if(.., goes) {
+            let chunk = start / chunk_size;
+            if last != Some(chunk) {
+                chunks.push(Vec::new());
+                last = Some(chunk);
+            }
+            if let Some(group) = chunks.last_mut() {
+                group.push((start, extent));
+            }
+        }
+        chunks
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    identity: Identity,
+    attributes: Attributes,
+    /// One for each opening, the first one used for reports. Empty after a restart until the next write.
+    sessions: Vec<u64>,
+    opens: usize,
+    extents: Extents,
+    /// End of the furthest write that was not reported.
+    unreported: Option<u64>,
+    error: Option<Error>,
+    /// When the oldest unwritten byte came.
+    oldest: Option<Instant>,
+    used: Instant,
+    scheduled: bool,
+}
+
+/// One file that is written.
+#[derive(Debug)]
+struct Writer {
+    inode: InodeId,
+    chunk_size: u32,
+    state: Mutex<State>,
+    /// Held by the one write-back.
+    write_back: tokio::sync::Mutex<()>,
+}
+
+impl Writer {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All files that are written.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    budget: Semaphore,
+    bytes: usize,
+    writers: Mutex<HashMap<InodeId, Arc<Writer>>>,
+}
+
+impl Buffers {
+    pub(crate) fn new(bytes: usize) -> Self {
+        let bytes = bytes.clamp(64 << 10, Semaphore::MAX_PERMITS);
+        Self { budget: Semaphore::new(bytes), bytes, writers: Mutex::new(HashMap::new()) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Arc<Writer>>> {
+        self.writers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, inode: InodeId) -> Option<Arc<Writer>> {
+        self.lock().get(&inode).cloned()
+    }
+
+    fn get_or_make(&self, identity: Identity, attributes: &Attributes) -> Arc<Writer> {
+        let mut writers = self.lock();
+        let make = || {
+            let state = State {
+                identity,
+                attributes: attributes.clone(),
+                sessions: Vec::new(),
+                opens: 0,
+                extents: Extents::default(),
+                unreported: None,
+                error: None,
+                oldest: None,
+                used: Instant::now(),
+                scheduled: false,
+            };
+            Arc::new(Writer {
+                inode: attributes.inode,
+                chunk_size: attributes.layout.map_or(1 << 20, |layout| layout.chunk_size_bytes),
+                state: Mutex::new(state),
+                write_back: tokio::sync::Mutex::new(()),
+            })
+        };
+        Arc::clone(writers.entry(attributes.inode).or_insert_with(make))
+    }
+
+    /// Notes an opening for writing.
+    pub(crate) fn opened(&self, identity: Identity, attributes: &Attributes, session: u64) {
+        let writer = self.get_or_make(identity, attributes);
+        let mut state = writer.lock();
+        state.opens += 1;
+        state.sessions.push(session);
+        state.used = Instant::now();
+    }
+
+    /// Notes a truncation that this client made.
+    pub(crate) fn truncated(&self, attributes: &Attributes) {
+        if let Some(writer) = self.get(attributes.inode) {
+            writer.lock().attributes = attributes.clone();
+        }
+    }
+
+    /// Where unreported writes end.
+    pub(crate) fn written_end(&self, inode: InodeId) -> Option<u64> {
+        self.get(inode)?.lock().unreported
+    }
+
+    pub(crate) fn has_sessions(&self) -> bool {
+        self.lock().values().any(|writer| !writer.lock().sessions.is_empty())
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.budget.add_permits(usize::try_from(bytes).unwrap_or(0));
+    }
+}
+
+impl Inner {
+    pub(crate) async fn buffer_write(
+        self: &Arc<Self>,
+        identity: Identity,
+        inode: InodeId,
+        offset: u64,
+        bytes: Bytes,
+    ) -> Result<(), Error> {
+        let writer = self.writer(identity, inode).await?;
+        let chunk_size = u64::from(writer.chunk_size);
+        let mut left = bytes;
+        let length = left.len() as u64;
+        for piece in pieces(writer.chunk_size, offset, length) {
+            let at = piece.index * chunk_size + u64::from(piece.offset);
+            let mut part = left.split_to(piece.length as usize);
+            // A piece may be larger than what the whole budget allows.
+            while !part.is_empty() {
+                let step = part.split_to(part.len().min(self.buffers.bytes));
+                let start = at + u64::from(piece.length) - (part.len() + step.len()) as u64;
+                self.reserve(&writer, step.len()).await?;
+                self.put(&writer, start, step);
+            }
+        }
+        Ok(())
+    }
+
+    fn put(self: &Arc<Self>, writer: &Arc<Writer>, offset: u64, bytes: Bytes) {
+        let chunk_size = u64::from(writer.chunk_size);
+        let end = offset + bytes.len() as u64;
+        let mut state = writer.lock();
+        let now = Instant::now();
+        state.used = now;
+        state.oldest.get_or_insert(now);
+        state.unreported = Some(state.unreported.unwrap_or(0).max(end));
+        let replaced = state.extents.put(chunk_size, offset, bytes);
+        self.buffers.give_back(replaced);
+        if end.is_multiple_of(chunk_size) && !std::mem::replace(&mut state.scheduled, true) {
+            let (inner, writer) = (Arc::clone(self), Arc::clone(writer));
+            tokio::spawn(async move { inner.write_out(&writer, false).await });
+        }
+    }
+
+    /// The writer of a file, with a session: made anew after a restart.
+    async fn writer(&self, identity: Identity, inode: InodeId) -> Result<Arc<Writer>, Error> {
+        if let Some(writer) = self.buffers.get(inode)
+            && !writer.lock().sessions.is_empty()
+        {
+            return Ok(writer);
+        }
+        let opened = self.open_session(identity, inode, true).await?;
+        Placement::of(&opened.attributes)?;
+        self.inodes.put(&opened.attributes);
+        let writer = self.buffers.get_or_make(identity, &opened.attributes);
+        writer.lock().sessions.push(opened.session);
+        Ok(writer)
+    }
+
+    /// Waits for room in the budget; makes room from this file first, the age task makes it from the others.
+    async fn reserve(&self, writer: &Writer, bytes: usize) -> Result<(), Error> {
+        let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if let Ok(permit) = self.buffers.budget.try_acquire_many(permits) {
+            permit.forget();
+            return Ok(());
+        }
+        self.write_out(writer, true).await;
+        let room = self.buffers.budget.acquire_many(permits);
+        match tokio::time::timeout_at(self.until(), room).await {
+            Ok(Ok(permit)) => {
+                permit.forget();
+                Ok(())
+            }
+            _ => Err(Error::new(Code::Timeout, "wait for room in the write buffer")),
+        }
+    }
+
+    /// Writes back what this client holds of a file. A failure stays with the file.
+    pub(crate) async fn write_back(&self, inode: InodeId) -> Result<(), Error> {
+        if let Some(writer) = self.buffers.get(inode) {
+            self.write_out(&writer, true).await;
+        }
+        Ok(())
+    }
+
+    async fn write_out(&self, writer: &Writer, all: bool) {
+        let _one = writer.write_back.lock().await;
+        let (chunks, attributes) = {
+            let mut state = writer.lock();
+            state.scheduled = false;
+            if all {
+                state.oldest = None;
+            }
+            (state.extents.take(u64::from(writer.chunk_size), all), state.attributes.clone())
+        };
+        let outcomes: Vec<Result<u64, Error>> = stream::iter(chunks)
+            .map(|extents| self.write_chunk(&attributes, extents))
+            .buffer_unordered(PARALLEL)
+            .collect()
+            .await;
+        let mut state = writer.lock();
+        for outcome in outcomes {
+            match outcome {
+                Ok(generation) => {
+                    let known = &mut state.attributes.truncate_generation;
+                    *known = generation.max(*known);
+                }
+                Err(error) => {
+                    tracing::warn!(inode = %writer.inode, %error, "write back");
+                    state.error = Some(error);
+                }
+            }
+        }
+    }
+
+    /// Writes extents of one chunk in order; gives their bytes back to the budget whatever comes of it.
+    async fn write_chunk(
+        &self,
+        attributes: &Attributes,
+        extents: Vec<(u64, Extent)>,
+    ) -> Result<u64, Error> {
+        let size = attributes.layout.map_or(1 << 20, |layout| u64::from(layout.chunk_size_bytes));
+        let mut result = Ok(attributes.truncate_generation);
+        for (start, extent) in extents {
+            let length = extent.length;
+            if result.is_ok() {
+                // Below the chunk size, which is a `u32`.
+                #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
+                let op = UpdateOp::Write { offset: (start % size) as u32 };
+                result = self.change_chunk(attributes, start / size, op, extent.join()).await;
+            }
+            self.buffers.give_back(length);
+        }
+        result
+    }
+
+    /// Writes back, reports the length, and hands out an earlier error.
+    pub(crate) async fn flush(&self, inode: InodeId) -> Result<(), Error> {
+        let Some(writer) = self.buffers.get(inode) else { return Ok(()) };
+        self.write_out(&writer, true).await;
+        if let Some(error) = writer.lock().error.take() {
+            return Err(error);
+        }
+        self.report(&writer).await
+    }
+
+    /// Tells the service how far the file reaches, if it does not know.
+    async fn report(&self, writer: &Writer) -> Result<(), Error> {
+        let (identity, unreported, session) = {
+            let state = writer.lock();
+            (state.identity, state.unreported, state.sessions.first().copied())
+        };
+        let Some(length) = unreported else { return Ok(()) };
+        let session = match session {
+            Some(session) => session,
+            None => self.renew_session(writer, identity).await?,
+        };
+        let truncate_generation = writer.lock().attributes.truncate_generation;
+        let inode = writer.inode;
+        let report =
+            LengthReport { identity, inode, session, length, truncate_generation, close: false };
+        let attributes = match self.report_length(report).await {
+            Err(error) if error.code == Code::SessionEnded => {
+                let session = self.renew_session(writer, identity).await?;
+                self.report_length(LengthReport { session, ..report }).await?
+            }
+            other => other?,
+        };
+        self.inodes.put(&attributes);
+        let mut state = writer.lock();
+        if state.unreported == Some(length) {
+            state.unreported = None;
+        }
+        Ok(())
+    }
+
+    async fn renew_session(&self, writer: &Writer, identity: Identity) -> Result<u64, Error> {
+        let session = self.open_session(identity, writer.inode, true).await?.session;
+        writer.lock().sessions = vec![session];
+        Ok(session)
+    }
+
+    pub(crate) async fn release(&self, inode: InodeId) {
+        let Some(writer) = self.buffers.get(inode) else { return };
+        let last = {
+            let mut state = writer.lock();
+            state.opens = state.opens.saturating_sub(1);
+            state.opens == 0
+        };
+        if last {
+            if let Err(error) = self.flush(inode).await {
+                tracing::warn!(%inode, %error, "write back after the last close");
+            }
+            self.retire(&writer).await;
+        } else {
+            let spare = {
+                let mut state = writer.lock();
+                if state.sessions.len() > 1 { state.sessions.pop() } else { None }
+            };
+            self.end_sessions(&writer, spare.into_iter().collect()).await;
+        }
+    }
+
+    /// Forgets a writer that nobody has open and that holds nothing.
+    async fn retire(&self, writer: &Arc<Writer>) {
+        let sessions = {
+            let mut writers = self.buffers.lock();
+            let mut state = writer.lock();
+            let busy = state.opens > 0 || !state.extents.0.is_empty() || state.unreported.is_some();
+            if busy {
+                return;
+            }
+            writers.remove(&writer.inode);
+            std::mem::take(&mut state.sessions)
+        };
+        self.end_sessions(writer, sessions).await;
+    }
+
+    async fn end_sessions(&self, writer: &Writer, sessions: Vec<u64>) {
+        let (identity, truncate_generation) = {
+            let state = writer.lock();
+            (state.identity, state.attributes.truncate_generation)
+        };
+        for session in sessions {
+            let inode = writer.inode;
+            let report = LengthReport {
+                identity,
+                inode,
+                session,
+                length: 0,
+                truncate_generation,
+                close: true,
+            };
+            match self.report_length(report).await {
+                Ok(attributes) => self.inodes.put(&attributes),
+                // The service ends it by itself when the client falls silent.
+                Err(error) => tracing::debug!(%inode, %error, "end a session"),
+            }
+        }
+    }
+}
+
+/// Writes back what has waited long enough, until the client is gone.
+pub(crate) async fn age(client: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(AGE_TICK).await;
+        let Some(inner) = client.upgrade() else { return };
+        inner.readahead.drop_stale();
+        let pressed = inner.buffers.budget.available_permits() < inner.buffers.bytes / 4;
+        let writers: Vec<Arc<Writer>> = inner.buffers.lock().values().cloned().collect();
+        for writer in writers {
+            let (due, idle) = {
+                let state = writer.lock();
+                let due = state.oldest.is_some_and(|since| pressed || since.elapsed() >= AGE_MAX);
+                (due, state.opens == 0 && state.used.elapsed() >= IDLE_MAX)
+            };
+            if due {
+                let inner = Arc::clone(&inner);
+                tokio::spawn(async move {
+                    inner.write_out(&writer, true).await;
+                    if let Err(error) = inner.report(&writer).await {
+                        tracing::debug!(inode = %writer.inode, %error, "report a length");
+                    }
+                });
+            } else if idle {
+                inner.retire(&writer).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const CHUNK: u64 = 64;
+
+    fn flat(extents: &Extents) -> Vec<(u64, Vec<u8>)> {
+        extents.0.iter().map(|(start, extent)| (*start, extent.parts.concat())).collect()
+    }
+
+    #[test]
+    fn neighbours_join_within_a_chunk_and_not_across() {
+        let mut extents = Extents::default();
+        assert_eq!(extents.put(CHUNK, 10, Bytes::from_static(b"ab")), 0);
+        assert_eq!(extents.put(CHUNK, 12, Bytes::from_static(b"cd")), 0);
+        assert_eq!(extents.put(CHUNK, 60, Bytes::from_static(b"wxyz")), 0);
+        assert_eq!(extents.put(CHUNK, 64, Bytes::from_static(b"next")), 0);
+        let expected = [(10, &b"abcd"[..]), (60, b"wxyz"), (64, b"next")];
+        assert_eq!(flat(&extents), expected.map(|(at, bytes)| (at, bytes.to_vec())));
+        let full: Vec<_> = extents.take(CHUNK, false).into_iter().flatten().collect();
+        assert_eq!(full.len(), 1);
+        assert_eq!(full[0].0, 60);
+        assert_eq!(extents.take(CHUNK, true).len(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn later_writes_win_and_every_byte_is_counted(
+            writes in prop::collection::vec((0u64..200, 1usize..64, any::<u8>()), 1..40)
+        ) {
+            let mut extents = Extents::default();
+            let mut model: BTreeMap<u64, u8> = BTreeMap::new();
+            let (mut put, mut replaced) = (0u64, 0u64);
+            for (start, length, value) in writes {
+                // Within one chunk, as the caller cuts it.
+                let length = length.min((CHUNK - start % CHUNK) as usize);
+                replaced += extents.put(CHUNK, start, Bytes::from(vec![value; length]));
+                put += length as u64;
+                model.extend((start..start + length as u64).map(|at| (at, value)));
+            }
+            let mut seen = BTreeMap::new();
+            for (start, bytes) in flat(&extents) {
+                prop_assert!(start / CHUNK == (start + bytes.len() as u64 - 1) / CHUNK);
+                for (at, value) in (start..).zip(bytes) {
+                    prop_assert!(seen.insert(at, value).is_none());
+                }
+            }
+            prop_assert_eq!(put - replaced, seen.len() as u64);
+            prop_assert_eq!(seen, model);
+        }
+    }
+}

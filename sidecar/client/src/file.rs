@@ -1,0 +1,434 @@
+//! Inodes and bytes: reads over the chunks of a file, writes through the buffer, lengths, truncation, close-to-open.
+//!
+//! What holds: a read after `open` sees everything that another client closed or fsynced before; a client sees its own
+//! writes at once; holes and short chunks read as zeros up to the file's length; every byte was checked against the checksum
+//! that its server computed from verified bytes.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use chain::id::{ChunkId, InodeId};
+use chain::layout::Layout;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use rpc::message::meta::{Attributes, FileKind};
+use rpc::message::storage::{ChunkLength, QueryFile, UpdateOp};
+use rpc::{Code, Error};
+use tokio::time::Instant;
+
+use crate::chunk::Change;
+use crate::{Client, Identity, Inner};
+
+/// How long attributes are believed where a read asks for bytes past the known end.
+const ATTRIBUTES_FOR: Duration = Duration::from_secs(1);
+/// Inodes whose attributes are kept; all are dropped when there are more.
+const INODES_MAX: usize = 4096;
+/// Chunks of one read or one truncation that are asked for at once.
+const PARALLEL: usize = 16;
+/// Chunks named in one answer when a file is cut.
+const QUERY_LIMIT: u32 = 1024;
+/// Zeros for holes.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Attributes as last heard.
+#[derive(Debug, Default)]
+pub(crate) struct InodeCache(Mutex<HashMap<InodeId, (Attributes, Instant)>>);
+
+impl InodeCache {
+    fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, (Attributes, Instant)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn put(&self, attributes: &Attributes) {
+        let mut cache = self.lock();
+        if cache.len() >= INODES_MAX {
+            cache.clear();
+        }
+        cache.insert(attributes.inode, (attributes.clone(), Instant::now()));
+    }
+
+    fn get(&self, inode: InodeId) -> Option<(Attributes, Instant)> {
+        self.lock().get(&inode).cloned()
+    }
+
+    pub(crate) fn forget(&self, inode: InodeId) {
+        self.lock().remove(&inode);
+    }
+}
+
+/// A part of one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) index: u64,
+    pub(crate) offset: u32,
+    pub(crate) length: u32,
+}
+
+/// The parts of chunks that `length` bytes from `offset` cover, in order.
+pub(crate) fn pieces(chunk_size: u32, offset: u64, length: u64) -> impl Iterator<Item = Piece> {
+    let size = u64::from(chunk_size.max(1));
+    let end = offset.saturating_add(length);
+    let first = offset / size;
+    let last = if length == 0 { first } else { (end - 1) / size + 1 };
+    (first..last).map(move |index| {
+        let start = offset.max(index * size) - index * size;
+        let stop = end.min((index + 1).saturating_mul(size)) - index * size;
+        // Both are at most the chunk size, which is a `u32`.
+        #[expect(clippy::cast_possible_truncation, reason = "at most the chunk size")]
+        Piece { index, offset: start as u32, length: (stop - start) as u32 }
+    })
+}
+
+/// A file's layout and the chain of each of its chunks.
+#[derive(Clone, Debug)]
+pub(crate) struct Placement {
+    pub(crate) layout: Layout,
+    chains: Vec<chain::id::ChainId>,
+}
+
+impl Placement {
+    pub(crate) fn of(attributes: &Attributes) -> Result<Self, Error> {
+        let inode = attributes.inode;
+        match (attributes.kind, attributes.layout) {
+            (FileKind::File, Some(layout)) if layout.is_valid() => {
+                Ok(Self { layout, chains: layout.stripe_chains() })
+            }
+            (FileKind::Directory, _) => {
+                Err(Error::new(Code::IsDirectory, format!("inode {inode} has no bytes")))
+            }
+            _ => Err(Error::new(Code::InvalidRequest, format!("inode {inode} has no layout"))),
+        }
+    }
+
+    pub(crate) fn chain(&self, index: u64) -> Result<chain::id::ChainId, Error> {
+        let at = index % u64::from(self.layout.stripe.max(1));
+        let chain = usize::try_from(at).ok().and_then(|at| self.chains.get(at));
+        chain.copied().ok_or_else(|| Error::new(Code::Internal, "the layout names no chain"))
+    }
+}
+
+impl Inner {
+    /// The service's attributes with what this client wrote and has not reported.
+    pub(crate) fn local_view(&self, mut attributes: Attributes) -> Attributes {
+        self.inodes.put(&attributes);
+        if let Some(end) = self.buffers.written_end(attributes.inode) {
+            attributes.length = attributes.length.max(end);
+        }
+        attributes
+    }
+
+    pub(crate) async fn fresh_attributes(&self, inode: InodeId) -> Result<Attributes, Error> {
+        let found = self.attributes(inode).await?;
+        Ok(self.local_view(found))
+    }
+
+    /// Attributes that are right for reading up to `end`: asked for again where the known length may be too short.
+    async fn attributes_for(&self, inode: InodeId, end: u64) -> Result<Attributes, Error> {
+        let Some((known, since)) = self.inodes.get(inode) else {
+            return self.fresh_attributes(inode).await;
+        };
+        if end <= known.length || since.elapsed() <= ATTRIBUTES_FOR {
+            return Ok(known);
+        }
+        self.fresh_attributes(inode).await
+    }
+
+    async fn read_piece(
+        &self,
+        inode: InodeId,
+        placement: &Placement,
+        piece: Piece,
+    ) -> Result<Bytes, Error> {
+        let chain = placement.chain(piece.index)?;
+        let chunk = ChunkId { file: inode, index: piece.index };
+        self.read_chunk(chain, chunk, piece.offset, piece.length).await
+    }
+
+    /// Changes one chunk; a write that met another client's truncation goes again under the new generation, which is
+    /// returned.
+    pub(crate) async fn change_chunk(
+        &self,
+        attributes: &Attributes,
+        index: u64,
+        op: UpdateOp,
+        payload: Bytes,
+    ) -> Result<u64, Error> {
+        let placement = Placement::of(attributes)?;
+        let (chain, inode) = (placement.chain(index)?, attributes.inode);
+        let chunk = ChunkId { file: inode, index };
+        let chunk_size = placement.layout.chunk_size_bytes;
+        let mut truncate_generation = attributes.truncate_generation;
+        loop {
+            let change = Change { op, truncate_generation, chunk_size };
+            match self.update_chunk(chain, chunk, change, payload.clone()).await {
+                Err(error) if error.code == Code::StaleTruncate => {
+                    let now = self.fresh_attributes(inode).await?.truncate_generation;
+                    if now <= truncate_generation {
+                        return Err(error);
+                    }
+                    truncate_generation = now;
+                }
+                other => return other.map(|_| truncate_generation),
+            }
+        }
+    }
+
+    /// Cuts the chunks of a file whose length was set: what lies past the end goes.
+    async fn cut_chunks(&self, attributes: &Attributes) -> Result<(), Error> {
+        let placement = Placement::of(attributes)?;
+        let size = u64::from(placement.layout.chunk_size_bytes);
+        let first = attributes.length / size;
+        let found = stream::iter(&placement.chains)
+            .map(|chain| self.chunks_from(*chain, attributes.inode, first))
+            .buffer_unordered(PARALLEL)
+            .try_collect::<Vec<_>>()
+            .await?;
+        let past_end = |chunk: &ChunkLength| {
+            chunk.index * size + u64::from(chunk.length) > attributes.length
+        };
+        stream::iter(found.into_iter().flatten().filter(past_end).map(|chunk| {
+            let keep = attributes.length.saturating_sub(chunk.index * size);
+            let op = match u32::try_from(keep) {
+                Ok(length) if length > 0 => UpdateOp::Truncate { length },
+                _ => UpdateOp::Remove,
+            };
+            self.change_chunk(attributes, chunk.index, op, Bytes::new())
+        }))
+        .buffer_unordered(PARALLEL)
+        .try_for_each(|_| std::future::ready(Ok(())))
+        .await
+    }
+
+    async fn chunks_from(
+        &self,
+        chain: chain::id::ChainId,
+        file: InodeId,
+        mut from_index: u64,
+    ) -> Result<Vec<ChunkLength>, Error> {
+        let mut all = Vec::new();
+        loop {
+            let query = QueryFile {
+                chain,
+                chain_version: chain::id::ChainVersion::NONE,
+                target: chain::id::TargetId::new(0),
+                file,
+                from_index,
+                limit: QUERY_LIMIT,
+            };
+            let page = self.query_chunks(query).await?;
+            let Some(last) = page.chunks.last() else { return Ok(all) };
+            from_index = last.index.saturating_add(1);
+            let full = page.chunks.len() >= QUERY_LIMIT as usize;
+            all.extend(page.chunks);
+            if !full {
+                return Ok(all);
+            }
+        }
+    }
+}
+
+/// Files, by inode. Failures carry the code of the server that refused, or [`Code::Timeout`] and [`Code::Unreachable`] when
+/// nobody answered until the deadline.
+#[expect(clippy::missing_errors_doc, reason = "see the comment of the whole block")]
+impl Client {
+    /// Attributes from the service, with this client's own writes.
+    pub async fn attributes(&self, inode: InodeId) -> Result<Attributes, Error> {
+        self.inner.fresh_attributes(inode).await
+    }
+
+    /// Opens a file: later reads see what others closed before. For writing, an unlinked file keeps its bytes until
+    /// [`release`](Self::release).
+    pub async fn open(
+        &self,
+        identity: Identity,
+        inode: InodeId,
+        write: bool,
+    ) -> Result<Attributes, Error> {
+        self.inner.readahead.forget(inode);
+        let opened = self.inner.open_session(identity, inode, write).await?;
+        if write {
+            self.inner.buffers.opened(identity, &opened.attributes, opened.session);
+    
+        }
+        Ok(self.inner.local_view(opened.attributes))
+    }
+
+    /// Makes a file and opens it for writing; an existing one too, unless `exclusive`.
+    pub async fn create(
+        &self,
+        identity: Identity,
+        parent: InodeId,
+        name: &[u8],
+        mode: u32,
+        exclusive: bool,
+    ) -> Result<Attributes, Error> {
+        let opened = self.inner.create_inode(identity, parent, name, mode, exclusive).await?;
+
+        self.inner.buffers.opened(identity, &opened.attributes, opened.session);
+
+        Ok(self.inner.local_view(opened.attributes))
+    }
+
+    /// Bytes of a file, fewer than `length` only at its end, in the pieces in which they arrived.
+    pub async fn read(
+        &self,
+        inode: InodeId,
+        offset: u64,
+        length: u32,
+    ) -> Result<Vec<Bytes>, Error> {
+        let inner = &self.inner;
+        let wanted_end = offset.saturating_add(u64::from(length));
+        inner.write_back(inode).await?;
+        let attributes = inner.attributes_for(inode, wanted_end).await?;
+        let placement = Placement::of(&attributes)?;
+        let end = wanted_end.min(attributes.length);
+        let Some(length) = end.checked_sub(offset).filter(|length| *length > 0) else {
+            return Ok(Vec::new());
+        };
+        let chunk_size = placement.layout.chunk_size_bytes;
+        let ahead = inner.readahead.notice(inode, offset, length, chunk_size, attributes.length);
+        for index in ahead {
+            self.fetch_ahead(inode, &placement, index)?;
+        }
+        let parts: Vec<(Piece, Bytes)> = stream::iter(pieces(chunk_size, offset, length))
+            .map(|piece| self.read_through(inode, &placement, piece))
+            .buffered(PARALLEL)
+            .try_collect()
+            .await?;
+        Ok(parts.into_iter().flat_map(|(piece, bytes)| filled(bytes, piece.length)).collect())
+    }
+
+    /// A piece from what was read ahead, else from its chain.
+    async fn read_through(
+        &self,
+        inode: InodeId,
+        placement: &Placement,
+        piece: Piece,
+    ) -> Result<(Piece, Bytes), Error> {
+        if let Some(fetched) = self.inner.readahead.find(inode, piece.index)
+            && let Ok(chunk) = fetched.await
+        {
+            let start = chunk.len().min(piece.offset as usize);
+            let stop = chunk.len().min(piece.offset as usize + piece.length as usize);
+            return Ok((piece, chunk.slice(start..stop)));
+        }
+        Ok((piece, self.inner.read_piece(inode, placement, piece).await?))
+    }
+
+    fn fetch_ahead(
+        &self,
+        inode: InodeId,
+        placement: &Placement,
+        index: u64,
+    ) -> Result<(), Error> {
+        let (chain, chunk) = (placement.chain(index)?, ChunkId { file: inode, index });
+        let (inner, length) = (std::sync::Arc::clone(&self.inner), placement.layout.chunk_size_bytes);
+        self.inner.readahead.start(inode, index, length, async move {
+            inner.read_chunk(chain, chunk, 0, length).await
+        });
+        Ok(())
+    }
+
+    /// Takes all of `bytes` at `offset`. They are in a buffer afterwards; [`flush`](Self::flush) makes them durable and
+    /// reports failures of writing back.
+    pub async fn write(
+        &self,
+        identity: Identity,
+        inode: InodeId,
+        offset: u64,
+        bytes: Bytes,
+    ) -> Result<(), Error> {
+        let end = offset.checked_add(bytes.len() as u64).filter(|end| i64::try_from(*end).is_ok());
+        if end.is_none() {
+            return Err(Error::new(Code::TooLarge, format!("write at {offset} of inode {inode}")));
+        }
+        self.inner.readahead.forget(inode);
+        self.inner.buffer_write(identity, inode, offset, bytes).await
+    }
+
+    /// Writes back everything of this file and reports its length: durable and visible to others on success. Reports an
+    /// earlier failure of writing back, once.
+    pub async fn flush(&self, inode: InodeId) -> Result<(), Error> {
+        self.inner.flush(inode).await
+    }
+
+    /// One opening for writing has ended. Flush first; what is still unwritten is written in the background.
+    pub async fn release(&self, inode: InodeId) {
+        self.inner.release(inode).await;
+    }
+
+    /// Sets the length of a file. On success no later read sees bytes that were cut.
+    pub async fn truncate(
+        &self,
+        identity: Identity,
+        inode: InodeId,
+        length: u64,
+    ) -> Result<Attributes, Error> {
+        self.inner.flush(inode).await?;
+        self.inner.readahead.forget(inode);
+        let attributes = self.inner.truncate_length(identity, inode, length).await?;
+        self.inner.cut_chunks(&attributes).await?;
+        self.inner.readahead.forget(inode);
+        self.inner.inodes.put(&attributes);
+        self.inner.buffers.truncated(&attributes);
+        Ok(attributes)
+    }
+
+    /// Forgets what is cached of an inode, so that the next use asks the servers.
+    pub fn forget(&self, inode: InodeId) {
+        self.inner.inodes.forget(inode);
+        self.inner.readahead.forget(inode);
+    }
+}
+
+/// `bytes`, and zeros behind them up to `length`.
+fn filled(bytes: Bytes, length: u32) -> Vec<Bytes> {
+    let mut missing = (length as usize).saturating_sub(bytes.len());
+    let mut parts = vec![bytes];
+    while missing > 0 {
+        let part = Bytes::from_static(&ZEROS).slice(..missing.min(ZEROS.len()));
+        missing -= part.len();
+        parts.push(part);
+    }
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_range_is_cut_at_chunk_borders() {
+        let cut: Vec<_> = pieces(100, 250, 260).map(|p| (p.index, p.offset, p.length)).collect();
+        assert_eq!(cut, [(2, 50, 50), (3, 0, 100), (4, 0, 100), (5, 0, 10)]);
+        assert_eq!(pieces(100, 250, 0).count(), 0);
+        assert_eq!(pieces(100, 200, 100).count(), 1);
+    }
+
+    #[test]
+    fn what_a_chunk_lacks_is_zero() {
+        let parts = filled(Bytes::from_static(b"ab"), 200_000);
+        let all = parts.concat();
+        assert_eq!(all.len(), 200_000);
+        assert_eq!(&all[..2], b"ab");
+        assert!(all[2..].iter().all(|byte| *byte == 0));
+        assert!(filled(Bytes::new(), 0).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_cover_the_range_once(offset in 0u64..1 << 40, length in 0u64..1 << 24) {
+            let size = 1u32 << 20;
+            let mut at = offset;
+            for piece in pieces(size, offset, length) {
+                prop_assert_eq!(piece.index * u64::from(size) + u64::from(piece.offset), at);
+                prop_assert!(piece.length > 0 && piece.offset + piece.length <= size);
+                at += u64::from(piece.length);
+            }
+            prop_assert_eq!(at, offset + length);
+        }
+    }
+}
