@@ -100,6 +100,11 @@ codes! {
     ChainUnavailable = 31, RefreshRouting;
     /// A forward came out of order: the target holds another version; `detail` is its own.
     VersionGap = 32, RefreshRouting;
+    /// The syncing target needs the whole chunk; only neighbours in a chain see this.
+    NeedWhole = 33, Backoff;
+    /// Two replicas hold different bytes under one version: writes to the chunk stop, a human
+    /// must look. `detail` is the version.
+    DivergedChunk = 34, Backoff;
 
     /// No such file or directory.
     NotFound = 50, Never;

@@ -3,6 +3,7 @@
 use crate::codec::Wire;
 use crate::frame::Kind;
 
+pub mod chain;
 pub mod manager;
 pub mod meta;
 pub mod storage;
