@@ -7,11 +7,11 @@
 
 use crate::op::OpError;
 use crate::schema::{
-    self, Inode, Record, answered_key, client_key, client_session_key, garbage_key,
-    inode_key, parse_client_session_key, session_key, sessions_of, sessions_of_client, within,
+    self, Inode, Record, answered_key, client_key, client_session_key, garbage_key, inode_key,
+    parse_client_session_key, session_key, sessions_of, sessions_of_client, within,
 };
 use crate::service::Meta;
-use crate::txn::{Isolation, Scan, Store, Txn, TxnError};
+use crate::txn::{Isolation, Scan, Store, Txn, TxnError, key_after};
 use chain::id::{ChainId, ChannelId, ChunkId, ClientId, InodeId, UpdateId};
 use chain::layout::Layout;
 use rpc::clock::boot_time;
@@ -63,12 +63,14 @@ pub struct Collector<S, C> {
     grace: Duration,
     /// When this process first found a file in the queue.
     found: BTreeMap<InodeId, Duration>,
+    /// Where the next round goes on in the queue: what is stuck does not hold up the rest.
+    cursor: Option<bytes::Bytes>,
 }
 
 impl<S: Store, C: Chunks> Collector<S, C> {
     /// A collector that waits `grace` after it finds a removed file.
     pub const fn new(meta: Arc<Meta<S>>, chunks: C, grace: Duration) -> Self {
-        Self { meta, chunks, grace, found: BTreeMap::new() }
+        Self { meta, chunks, grace, found: BTreeMap::new(), cursor: None }
     }
 
     /// One round over queue and clients. What fails is tried again in the next one.
@@ -99,10 +101,12 @@ impl<S: Store, C: Chunks> Collector<S, C> {
         Ok(())
     }
 
-    async fn queue(&self) -> Result<Vec<(InodeId, Inode)>, OpError> {
+    async fn queue(&mut self) -> Result<Vec<(InodeId, Inode)>, OpError> {
         let mut txn = self.meta.store().begin().await?;
-        let (begin, end) = within(schema::GARBAGE.to_vec());
+        let (start, end) = within(schema::GARBAGE.to_vec());
+        let begin = self.cursor.take().map_or(start, |last| key_after(&last));
         let page = txn.scan(Scan::new(begin, end, ROUND_FILES).snapshot()).await?;
+        self.cursor = page.pairs.last().filter(|_| page.more).map(|(key, _)| key.clone());
         let mut files = Vec::with_capacity(page.pairs.len());
         for (key, _) in page.pairs {
             let id = InodeId::new(u64::from_le_bytes(schema::parse_id(&key)?));
@@ -296,7 +300,6 @@ impl<S: Store> Chunks for Remote<S> {
         Ok(())
     }
 }
-
 
 #[cfg(test)]
 mod tests;

@@ -159,10 +159,14 @@ impl Tree {
                 || *id == ROOT && inode.parent == ROOT
                 || parents == [inode.parent];
             if !held {
-                problems.push(format!("directory {id} names parent {}, held by {parents:?}", inode.parent));
+                problems.push(format!(
+                    "directory {id} names parent {}, held by {parents:?}",
+                    inode.parent
+                ));
             }
             if (inode.kind == FileKind::File) != inode.layout.is_some_and(|l| l.is_valid()) {
-                problems.push(format!("inode {id} of kind {:?} is wrong about a layout", inode.kind));
+                problems
+                    .push(format!("inode {id} of kind {:?} is wrong about a layout", inode.kind));
             }
         }
         for id in self.orphans.iter().filter(|id| !self.inodes.contains_key(id)) {

@@ -51,8 +51,10 @@ impl Stored {
     #[must_use]
     pub fn routing(&self) -> Routing {
         let table = self.table.as_ref();
-        let address =
-            |(node, n): (&NodeId, &NodeRecord)| NodeAddress { node: *node, address: n.address.clone() };
+        let address = |(node, n): (&NodeId, &NodeRecord)| NodeAddress {
+            node: *node,
+            address: n.address.clone(),
+        };
         Routing {
             version: self.version,
             table: table.map_or(0, |t| t.table),
@@ -267,7 +269,8 @@ impl State {
         }
         let Some(change) = decision.change else { return };
         for chain in change.chains {
-            let before = self.stored.chains.get(&chain.id).map_or(ChainVersion::NONE, |c| c.version);
+            let before =
+                self.stored.chains.get(&chain.id).map_or(ChainVersion::NONE, |c| c.version);
             assert!(chain.version > before, "T1: {chain:?} after {before}");
             self.index(&chain);
             self.stored.chains.insert(chain.id, chain);
@@ -311,10 +314,14 @@ impl State {
     fn check_heartbeat(&self, heartbeat: &Heartbeat) -> Result<(), Error> {
         let node = heartbeat.node;
         if heartbeat.cluster != self.cluster {
-            let why = format!("node {node} belongs to cluster {}, not {}", heartbeat.cluster, self.cluster);
+            let why = format!(
+                "node {node} belongs to cluster {}, not {}",
+                heartbeat.cluster, self.cluster
+            );
             return Err(Error::new(Code::WrongCluster, why));
         }
-        let invalid = |why: String| Err(Error::new(Code::InvalidRequest, format!("node {node}: {why}")));
+        let invalid =
+            |why: String| Err(Error::new(Code::InvalidRequest, format!("node {node}: {why}")));
         if self.retired.get(&node).is_some_and(|old| old.contains(&heartbeat.incarnation)) {
             return invalid("a newer process of this node has registered".into());
         }

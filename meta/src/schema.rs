@@ -249,7 +249,16 @@ macro_rules! records {
     };
 }
 records!(
-    System, Inode, Dentry, DirectoryTime, Answered, Mark, DeclaredTable, NodeRecord, Chain, u64,
+    System,
+    Inode,
+    Dentry,
+    DirectoryTime,
+    Answered,
+    Mark,
+    DeclaredTable,
+    NodeRecord,
+    Chain,
+    u64,
     RoutingVersion
 );
 
@@ -288,8 +297,21 @@ pub const ROUTING: Prefix = *b"ROUT";
 
 /// Every prefix.
 pub const PREFIXES: [Prefix; 15] = [
-    SYSTEM, ALLOCATOR, COUNT, INODE, DENTRY, DIRECTORY_TIME, SESSION, CLIENT_SESSION, CLIENT,
-    ANSWERED, GARBAGE, TABLE, CHAIN, NODE, ROUTING,
+    SYSTEM,
+    ALLOCATOR,
+    COUNT,
+    INODE,
+    DENTRY,
+    DIRECTORY_TIME,
+    SESSION,
+    CLIENT_SESSION,
+    CLIENT,
+    ANSWERED,
+    GARBAGE,
+    TABLE,
+    CHAIN,
+    NODE,
+    ROUTING,
 ];
 
 fn key(prefix: Prefix, parts: &[&[u8]]) -> Vec<u8> {

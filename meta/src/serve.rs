@@ -42,6 +42,7 @@ pub struct Service<S> {
     meta: Arc<Meta<S>>,
     manager: Manager,
     metrics: Metrics,
+    stopped: watch::Receiver<bool>,
 }
 
 #[derive(Clone, Debug)]
@@ -53,27 +54,50 @@ struct Metrics {
 impl Metrics {
     fn register(registry: &mut Registry) -> Self {
         let seconds = || Histogram::new(exponential_buckets(0.000_1, 4.0, 8));
-        let metrics = Self {
-            requests: Family::default(),
-            seconds: Family::new_with_constructor(seconds),
-        };
-        registry.register("lampyris_meta_requests", "Requests by kind and outcome", metrics.requests.clone());
-        registry.register("lampyris_meta_request_seconds", "Time to answer", metrics.seconds.clone());
+        let metrics =
+            Self { requests: Family::default(), seconds: Family::new_with_constructor(seconds) };
+        registry.register(
+            "lampyris_meta_requests",
+            "Requests by kind and outcome",
+            metrics.requests.clone(),
+        );
+        registry.register(
+            "lampyris_meta_request_seconds",
+            "Time to answer",
+            metrics.seconds.clone(),
+        );
         metrics
     }
 
     fn note(&self, kind: Kind, start: Instant, outcome: Result<(), Code>) {
         let kind = format!("{:#06x}", kind.0);
         let outcome = outcome.map_or_else(|code| format!("{code:?}"), |()| "ok".into());
-        self.seconds.get_or_create(&[("kind", kind.clone())]).observe(start.elapsed().as_secs_f64());
+        self.seconds
+            .get_or_create(&[("kind", kind.clone())])
+            .observe(start.elapsed().as_secs_f64());
         self.requests.get_or_create(&[("kind", kind), ("outcome", outcome)]).inc();
     }
 }
 
 impl<S: Store> Service<S> {
-    /// Both roles, with their metrics in `registry`.
-    pub fn new(meta: Arc<Meta<S>>, manager: Manager, registry: &mut Registry) -> Self {
-        Self { meta, manager, metrics: Metrics::register(registry) }
+    /// Both roles, with their metrics in `registry`. Held answers end when `stopped` turns true.
+    pub fn new(
+        meta: Arc<Meta<S>>,
+        manager: Manager,
+        registry: &mut Registry,
+        stopped: watch::Receiver<bool>,
+    ) -> Self {
+        Self { meta, manager, metrics: Metrics::register(registry), stopped }
+    }
+
+    async fn routing(&self, request: &GetRouting) -> Result<Reply, Error> {
+        let mut stopped = self.stopped.clone();
+        tokio::select! {
+            done = self.manager.routing(request) => Ok(Reply::new(&done)),
+            _ = stopped.wait_for(|stopped| *stopped) => {
+                Err(Error::new(Code::Draining, "the manager ends"))
+            }
+        }
     }
 
     async fn run<R: Operation>(&self, call: &Call) -> Result<Reply, Error> {
@@ -83,7 +107,7 @@ impl<S: Store> Service<S> {
     async fn answer(&self, call: &Call) -> Result<Reply, Error> {
         match call.kind {
             Heartbeat::KIND => Ok(Reply::new(&self.manager.heartbeat(call.decode()?).await?)),
-            GetRouting::KIND => Ok(Reply::new(&self.manager.routing(&call.decode()?).await)),
+            GetRouting::KIND => self.routing(&call.decode()?).await,
             message::KeepSessions::KIND => {
                 Ok(Reply::new(&self.meta.keep_sessions(&call.decode()?).await?))
             }
@@ -138,10 +162,11 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         admin = %admin_listener.local_addr()?, data = %args.data.display(), "serving"
     );
     let mut registry = Registry::default();
-    let service = Arc::new(Service::new(Arc::clone(&meta), manager.clone(), &mut registry));
+    let (stop_serving, stopped) = watch::channel(false);
+    let service = Service::new(Arc::clone(&meta), manager.clone(), &mut registry, stopped.clone());
+    let service = Arc::new(service);
     let draining = Arc::new(AtomicBool::new(false));
     let admin = Arc::new(admin(registry, &store, &manager, &draining));
-    let (stop_serving, stopped) = watch::channel(false);
     let (stop_admin, admin_stopped) = watch::channel(false);
     tokio::spawn(rpc::admin::serve(admin_listener, admin, admin_stopped));
     let serving = tokio::spawn(rpc::serve::serve(listener, service, stopped));
@@ -206,7 +231,8 @@ fn admin(
     draining: &Arc<AtomicBool>,
 ) -> Admin {
     let routing = manager.published();
-    registry.register_collector(Box::new(Gauges { store: store.clone(), manager: manager.clone() }));
+    registry
+        .register_collector(Box::new(Gauges { store: store.clone(), manager: manager.clone() }));
     let (ready_store, draining) = (store.clone(), Arc::clone(draining));
     let ready = move || match ready_store.failure() {
         Some(failure) => Err(failure),

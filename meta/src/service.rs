@@ -61,7 +61,8 @@ impl<S: Store> Meta<S> {
         let mut clients = BTreeMap::new();
         for (key, _) in found.pairs {
             // Everybody has the whole time-out from now on to be heard.
-            clients.insert(ClientId::new(u128::from_be_bytes(schema::parse_id(&key)?)), boot_time());
+            clients
+                .insert(ClientId::new(u128::from_be_bytes(schema::parse_id(&key)?)), boot_time());
         }
         let (ids, clients) = (tokio::sync::Mutex::new(0..0), Mutex::new(clients));
         Ok(Self { store, hash, published, ids, clients })

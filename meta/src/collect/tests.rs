@@ -34,8 +34,9 @@ impl Chunks for Memory {
         self.check()?;
         let chunks = self.chunks.lock().unwrap();
         let of_file = chunks.iter().filter(|((c, id), _)| *c == chain && id.file == file);
-        let all: Vec<ChunkLength> =
-            of_file.map(|((_, id), length)| ChunkLength { index: id.index, length: *length }).collect();
+        let all: Vec<ChunkLength> = of_file
+            .map(|((_, id), length)| ChunkLength { index: id.index, length: *length })
+            .collect();
         let last = all.last().cloned();
         let chunks = all.into_iter().filter(|c| c.index >= from).take(2).collect();
         Ok(FileChunks { chunks, last })

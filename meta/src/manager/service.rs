@@ -131,7 +131,10 @@ impl Manager {
         self.ask(Command::Status).await
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Error> {
+    async fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Result<T, Error> {
         let (answer, answered) = oneshot::channel();
         let busy = || Error::new(Code::Busy, "the manager has too much to do");
         self.commands.try_send(command(answer)).map_err(|_| busy())?;

@@ -96,13 +96,16 @@ impl ChainSpec {
                 format!("target {target_id} is not named after node {node_id} and disk {disk}")
             })?;
             check(seen.insert(*target_id), || format!("target {target_id} is in two places"))?;
-            check(nodes.insert(node_id), || format!("chain {id} has two targets on node {node_id}"))?;
+            check(nodes.insert(node_id), || {
+                format!("chain {id} has two targets on node {node_id}")
+            })?;
         }
         Ok(())
     }
 
     fn declared(&self) -> DeclaredChain {
-        let target = |t: &TargetSpec| DeclaredTarget { target: TargetId::new(t.target_id), disk: t.disk };
+        let target =
+            |t: &TargetSpec| DeclaredTarget { target: TargetId::new(t.target_id), disk: t.disk };
         DeclaredChain {
             chain: ChainId::new(self.chain_id),
             targets: self.targets.iter().map(target).collect(),
@@ -142,7 +145,10 @@ pub(super) fn new_chains(stored: &Stored, table: &DeclaredTable) -> Result<Vec<C
                 c.chain == chain.chain && set(c) == set(chain)
             });
             if !same {
-                return conflict(format!("chain {} exists: its members cannot change", chain.chain));
+                return conflict(format!(
+                    "chain {} exists: its members cannot change",
+                    chain.chain
+                ));
             }
         }
     }
@@ -211,7 +217,12 @@ impl ClusterStatus {
             ready: chains.total > 0 && chains.unavailable == 0,
             table_revision: state.stored.table.as_ref().map_or(0, |t| t.revision),
             chains,
-            nodes: state.stored.nodes.keys().map(|node| NodeStatus::of(now_ms, state, *node)).collect(),
+            nodes: state
+                .stored
+                .nodes
+                .keys()
+                .map(|node| NodeStatus::of(now_ms, state, *node))
+                .collect(),
         }
     }
 }

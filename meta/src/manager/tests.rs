@@ -132,7 +132,9 @@ impl Scenario {
             }
         }
         match verb {
-            "declare" => self.event(&Event::Declare(spec(1, &letters).validate().unwrap())).unwrap(),
+            "declare" => {
+                self.event(&Event::Declare(spec(1, &letters).validate().unwrap())).unwrap()
+            }
             "wait" => self.wait(args[0].parse().unwrap()),
             "show" => self.show(),
             "manager-restarts" => {
@@ -389,7 +391,10 @@ fn a_table_is_declared_once_and_grows() {
         "revision 3 differs from the declared revision 3"
     );
     let other_members = spec(4, &['a', 'b']).validate().unwrap();
-    assert_eq!(conflict(&mut s, &other_members).message, "chain 1 exists: its members cannot change");
+    assert_eq!(
+        conflict(&mut s, &other_members).message,
+        "chain 1 exists: its members cannot change"
+    );
     let mut more = spec(4, &NODES);
     let second = NODES.map(|n| TargetSpec {
         target_id: node(n).target(1, 0).get(),
@@ -417,10 +422,13 @@ fn a_bad_table_is_refused_with_the_reason() {
     assert!(reason(|s| s.chains[0].chain_id = 2).contains("1 is missing"));
     assert_eq!(reason(|s| s.chains[0].targets.clear()), "chain 1 has 0 targets");
     assert!(reason(|s| s.chains[0].targets[0].disk = 1).contains("not named after node 10001"));
-    assert!(reason(|s| s.chains[0].targets[1] = s.chains[0].targets[0].clone()).contains("two places"));
+    assert!(
+        reason(|s| s.chains[0].targets[1] = s.chains[0].targets[0].clone()).contains("two places")
+    );
     assert!(
         reason(|s| {
-            s.chains[0].targets[1] = TargetSpec { target_id: 100_010_201, node_id: 10_001, disk: 1 };
+            s.chains[0].targets[1] =
+                TargetSpec { target_id: 100_010_201, node_id: 10_001, disk: 1 };
         })
         .contains("two targets on node 10001")
     );

@@ -1,10 +1,10 @@
 //! Operations on names: lookup, create, directories, links, remove.
 
+use super::file::open_session;
 use super::{
     Given, OpError, Operation, attributes, check_name, check_sticky, load, load_directory,
     load_inode, new_inode, refuse, store_inode, touch_directory,
 };
-use super::file::open_session;
 use crate::schema::{
     self, Dentry, Inode, Mark, Record, dentries_from, dentry_key, directory_time_key, garbage_key,
     inode_key,
@@ -30,7 +30,10 @@ impl Operation for Lookup {
         }
         let key = dentry_key(&given.hash, self.parent, &self.name);
         let Some(dentry) = load::<Dentry, T>(txn, &key, Isolation::Snapshot).await? else {
-            return refuse(Code::NotFound, format!("{} in {}", self.name.escape_ascii(), self.parent));
+            return refuse(
+                Code::NotFound,
+                format!("{} in {}", self.name.escape_ascii(), self.parent),
+            );
         };
         let inode = load_inode(txn, dentry.inode, Isolation::Snapshot).await?;
         attributes(txn, dentry.inode, &inode).await
@@ -193,12 +196,19 @@ impl Operation for Remove {
     async fn apply<T: Txn>(&self, txn: &mut T, given: &Given) -> Result<(), OpError> {
         let (directory, key, found) = place(txn, given, self.parent, &self.name).await?;
         let Some(dentry) = found else {
-            return refuse(Code::NotFound, format!("{} in {}", self.name.escape_ascii(), self.parent));
+            return refuse(
+                Code::NotFound,
+                format!("{} in {}", self.name.escape_ascii(), self.parent),
+            );
         };
         let inode = load_inode(txn, dentry.inode, Isolation::Serializable).await?;
         match (self.directory, inode.kind == FileKind::Directory) {
-            (true, false) => return refuse(Code::NotDirectory, self.name.escape_ascii().to_string()),
-            (false, true) => return refuse(Code::IsDirectory, self.name.escape_ascii().to_string()),
+            (true, false) => {
+                return refuse(Code::NotDirectory, self.name.escape_ascii().to_string());
+            }
+            (false, true) => {
+                return refuse(Code::IsDirectory, self.name.escape_ascii().to_string());
+            }
             (true, true) => check_empty(txn, dentry.inode).await?,
             (false, false) => {}
         }

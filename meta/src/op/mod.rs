@@ -168,8 +168,7 @@ pub async fn format<T: Txn>(
     hash_key: u128,
     now_ns: u64,
 ) -> Result<HashKey, OpError> {
-    let found: Option<schema::System> =
-        load(txn, &schema::SYSTEM, Isolation::Serializable).await?;
+    let found: Option<schema::System> = load(txn, &schema::SYSTEM, Isolation::Serializable).await?;
     if let Some(system) = found {
         if system.cluster != cluster {
             let why = format!("the store belongs to cluster {}, not {cluster}", system.cluster);
@@ -179,11 +178,7 @@ pub async fn format<T: Txn>(
     }
     let system = schema::System { cluster: cluster.to_owned(), hash_key };
     txn.set(&schema::SYSTEM, &system.to_value());
-    let root = Inode {
-        mode: 0o1777,
-        parent: ROOT,
-        ..new_inode(FileKind::Directory, now_ns)
-    };
+    let root = Inode { mode: 0o1777, parent: ROOT, ..new_inode(FileKind::Directory, now_ns) };
     store_inode(txn, ROOT, &root);
     txn.add(&schema::COUNT, 1);
     Ok(HashKey::new(hash_key))

@@ -24,7 +24,10 @@ impl Operation for Rename {
         let from_key = dentry_key(&given.hash, self.parent, &self.name);
         let to_key = dentry_key(&given.hash, self.new_parent, &self.new_name);
         let Some(moved) = load::<Dentry, T>(txn, &from_key, Isolation::Serializable).await? else {
-            return refuse(Code::NotFound, format!("{} in {}", self.name.escape_ascii(), self.parent));
+            return refuse(
+                Code::NotFound,
+                format!("{} in {}", self.name.escape_ascii(), self.parent),
+            );
         };
         let replaced = load::<Dentry, T>(txn, &to_key, Isolation::Serializable).await?;
         if self.no_replace && replaced.is_some() {

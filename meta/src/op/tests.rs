@@ -212,7 +212,8 @@ async fn opening_refuses_what_is_no_file() {
     let file = made.attributes.inode;
     let open = |inode, write| Open { caller: f.caller(), inode, write };
     assert_eq!(f.run(&open(file, false)).await.unwrap().session, 0);
-    let (one, two) = (f.run(&open(file, true)).await.unwrap(), f.run(&open(file, true)).await.unwrap());
+    let (one, two) =
+        (f.run(&open(file, true)).await.unwrap(), f.run(&open(file, true)).await.unwrap());
     assert!(one.session != two.session && one.session > 0);
     assert_eq!(f.run(&open(ROOT, false)).await.unwrap_err().code, Code::IsDirectory);
     f.remove(ROOT, "a", false).await.unwrap();
@@ -244,9 +245,14 @@ async fn a_listing_shows_each_lasting_entry_once_whatever_else_happens() {
         cookie = page.entries.last().unwrap().cookie;
         // Including the entry that the cookie came from.
         for removed in page.entries.iter().filter(|e| e.name.starts_with(b"go")) {
-            f.run(&Remove { caller: f.caller(), parent: ROOT, name: removed.name.clone(), directory: false })
-                .await
-                .unwrap();
+            f.run(&Remove {
+                caller: f.caller(),
+                parent: ROOT,
+                name: removed.name.clone(),
+                directory: false,
+            })
+            .await
+            .unwrap();
         }
         f.create(ROOT, &format!("new{round}")).await.unwrap();
     }

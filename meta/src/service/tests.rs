@@ -133,12 +133,23 @@ impl<S: Store> Fixture<S> {
         self.run(&Truncate { caller: self.caller(), inode, length }).await
     }
 
-    pub(crate) async fn remove(&self, parent: InodeId, name: &str, directory: bool) -> Result<(), Error> {
+    pub(crate) async fn remove(
+        &self,
+        parent: InodeId,
+        name: &str,
+        directory: bool,
+    ) -> Result<(), Error> {
         let name = Bytes::copy_from_slice(name.as_bytes());
         self.run(&Remove { caller: self.caller(), parent, name, directory }).await
     }
 
-    pub(crate) fn rename_request(&self, from: InodeId, name: &str, to: InodeId, new: &str) -> Rename {
+    pub(crate) fn rename_request(
+        &self,
+        from: InodeId,
+        name: &str,
+        to: InodeId,
+        new: &str,
+    ) -> Rename {
         let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
         Rename {
             caller: self.caller(),
@@ -247,7 +258,10 @@ async fn inode_ids_are_never_used_again() {
 async fn a_store_of_another_cluster_is_refused() {
     let f = Fixture::new().await;
     let other = Meta::open(f.store.clone(), "other", 1, f.publish.subscribe()).await;
-    assert_eq!(other.unwrap_err().to_string(), "WrongCluster: the store belongs to cluster test, not other");
+    assert_eq!(
+        other.unwrap_err().to_string(),
+        "WrongCluster: the store belongs to cluster test, not other"
+    );
 }
 
 #[tokio::test]

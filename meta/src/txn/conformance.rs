@@ -198,7 +198,8 @@ pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
 
@@ -257,9 +258,8 @@ pub(crate) async fn randomized<S: Store>(store: &S, seed: u64, steps: usize) {
         }
         let twin = open.swap_remove(at);
         let touched = versions[twin.begun..].iter().flat_map(|(_, writes)| writes);
-        let overlap = |(b, e): &(Vec<u8>, Vec<u8>)| {
-            twin.reads.iter().any(|(rb, re)| rb < e && b < re)
-        };
+        let overlap =
+            |(b, e): &(Vec<u8>, Vec<u8>)| twin.reads.iter().any(|(rb, re)| rb < e && b < re);
         let may = twin.wrote && touched.into_iter().any(overlap);
         let now = &versions.last().unwrap().0;
         let must = twin.wrote && twin.reads.iter().any(|(b, e)| changed(&twin.base, now, b, e));
@@ -284,7 +284,11 @@ pub(crate) async fn randomized<S: Store>(store: &S, seed: u64, steps: usize) {
 
 fn changed(base: &Model, now: &Model, begin: &[u8], end: &[u8]) -> bool {
     let within = |model: &Model| -> Model {
-        model.iter().filter(|(k, _)| begin <= &k[..] && &k[..] < end).map(|(k, v)| (k.clone(), v.clone())).collect()
+        model
+            .iter()
+            .filter(|(k, _)| begin <= &k[..] && &k[..] < end)
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect()
     };
     within(base) != within(now)
 }

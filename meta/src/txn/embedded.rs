@@ -106,11 +106,8 @@ impl Shared {
         let mut options = ReadOptions::default();
         options.set_iterate_lower_bound(begin);
         options.set_iterate_upper_bound(end);
-        let mode = if reverse {
-            IteratorMode::End
-        } else {
-            IteratorMode::From(begin, Direction::Forward)
-        };
+        let mode =
+            if reverse { IteratorMode::End } else { IteratorMode::From(begin, Direction::Forward) };
         self.db.iterator_opt(mode, options)
     }
 }
@@ -237,7 +234,8 @@ impl Changes {
             check("value", value, VALUE_MAX_BYTES)?;
             total += key.len() + value;
         }
-        total += self.reads.iter().chain(&self.cleared).map(|(b, e)| b.len() + e.len()).sum::<usize>();
+        total +=
+            self.reads.iter().chain(&self.cleared).map(|(b, e)| b.len() + e.len()).sum::<usize>();
         check("transaction", total, TXN_MAX_BYTES)
     }
 }
@@ -374,7 +372,8 @@ impl Txn for EmbeddedTxn {
     }
 
     fn add(&mut self, key: &[u8], amount: u64) {
-        let sum = |stored: Option<&[u8]>| Write::Set(Bytes::copy_from_slice(&add_le(stored, amount)));
+        let sum =
+            |stored: Option<&[u8]>| Write::Set(Bytes::copy_from_slice(&add_le(stored, amount)));
         let write = match self.changes.writes.get(key) {
             Some(Write::Set(value)) => sum(Some(value)),
             Some(Write::Clear) => sum(None),
@@ -401,7 +400,10 @@ impl Txn for EmbeddedTxn {
         let (answer, result) = oneshot::channel();
         let commit = Commit { reader: self.reader, changes: self.changes, answer };
         let stopped = |_| TxnError::Failed("committer stopped".into());
-        self.commits.send(commit).await.map_err(|_| TxnError::Failed("committer stopped".into()))?;
+        self.commits
+            .send(commit)
+            .await
+            .map_err(|_| TxnError::Failed("committer stopped".into()))?;
         result.await.map_err(stopped)?
     }
 }
@@ -498,9 +500,7 @@ impl Committer {
     fn current(&self, key: &[u8], values: &Values) -> Result<Option<Bytes>, TxnError> {
         match values.get(key) {
             Some(value) => Ok(value.clone()),
-            None => {
-                Ok(self.shared.db.get(key).map_err(|e| self.shared.fail(&e))?.map(Bytes::from))
-            }
+            None => Ok(self.shared.db.get(key).map_err(|e| self.shared.fail(&e))?.map(Bytes::from)),
         }
     }
 
@@ -538,7 +538,7 @@ impl Committer {
         }
         let mut options = rocksdb::WriteOptions::default();
         options.set_sync(true);
-        self.shared.db.write_opt(&batch, &options).map_err(|e| self.shared.fail(&e))
+        self.shared.db.write_opt(batch, &options).map_err(|e| self.shared.fail(&e))
     }
 }
 

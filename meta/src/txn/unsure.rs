@@ -1,7 +1,7 @@
 //! A store whose commits sometimes do not tell what became of them, for tests of exactly-once.
 
-use super::*;
 use super::conformance::Dice;
+use super::*;
 use std::sync::{Arc, Mutex};
 
 /// Wraps a store: some commits fail before they happen, some after.
