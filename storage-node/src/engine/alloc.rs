@@ -188,9 +188,14 @@ impl Map {
         &mut self.free[usize::try_from(order).unwrap_or(last).min(last)]
     }
 
+    /// The tightest piece of what the file has already, else the one that lengthens it least.
     fn take(&mut self, order: u8) -> Option<Block> {
-        let found = (order..=MAX_ORDER).find(|o| !self.free_list((*o).into()).is_empty())?;
-        let unit = self.free_list(found.into()).pop_first()?;
+        let lowest: Vec<_> = (order..=MAX_ORDER)
+            .filter_map(|found| Some((*self.free_list(found.into()).first()?, found)))
+            .collect();
+        let is_backed = |(unit, _): &&(u64, u8)| unit + (1 << order) <= self.backed;
+        let (unit, found) = *lowest.iter().find(is_backed).or_else(|| lowest.iter().min())?;
+        self.free_list(found.into()).remove(&unit);
         for half in order..found {
             self.free_list(half.into()).insert(unit + (1 << half));
         }

@@ -222,7 +222,7 @@ impl Engine {
         let mode = rocksdb::IteratorMode::From(b"t", rocksdb::Direction::Forward);
         let mut targets = Vec::new();
         for item in self.inner.db.iterator(mode) {
-            let (key, value) = item.map_err(|e| damaged(&e.to_string()))?;
+            let (key, value) = item.map_err(|e| damaged(e.as_ref()))?;
             if !key.starts_with(b"t") {
                 break;
             }

@@ -132,7 +132,7 @@ fn open_metadata(dir: &Path, superblock: &Superblock) -> Result<DB, OpenError> {
 }
 
 fn read_identity(path: &Path, db: &DB) -> Result<Option<Identity>, OpenError> {
-    let value = db.get(IDENTITY_KEY).map_err(|e| mismatch(path, &e.to_string()))?;
+    let value = db.get(IDENTITY_KEY).map_err(|e| mismatch(path, e.as_ref()))?;
     value.map(|v| Identity::decode(&v).map_err(|e| mismatch(path, e))).transpose()
 }
 
@@ -237,13 +237,13 @@ fn load_free_map(options: &Options, db: &DB, blocks: &File) -> Result<Allocator,
     let named = named_blocks(&meta, db)?;
     let mut used = Vec::new();
     for item in db.iterator(IteratorMode::From(b"b", rocksdb::Direction::Forward)) {
-        let (key, _) = item.map_err(|e| mismatch(&meta, &e.to_string()))?;
+        let (key, _) = item.map_err(|e| mismatch(&meta, e.as_ref()))?;
         if !key.starts_with(b"b") {
             break;
         }
         match record::parse_block_key(&key) {
             Some(block) if named.contains(&block) => used.push(block),
-            Some(_) => db.delete(&key).map_err(|e| mismatch(&meta, &e.to_string()))?,
+            Some(_) => db.delete(&key).map_err(|e| mismatch(&meta, e.as_ref()))?,
             None => return Err(mismatch(&meta, "malformed key of a block")),
         }
     }
@@ -269,7 +269,7 @@ fn named_blocks(path: &Path, db: &DB) -> Result<BTreeSet<Block>, OpenError> {
     let mut named = BTreeSet::new();
     for kind in [b'c', b'p'] {
         for item in db.iterator(IteratorMode::From(&[kind], rocksdb::Direction::Forward)) {
-            let (key, value) = item.map_err(|e| mismatch(path, &e.to_string()))?;
+            let (key, value) = item.map_err(|e| mismatch(path, e.as_ref()))?;
             if key.first() != Some(&kind) {
                 break;
             }

@@ -55,7 +55,7 @@ pub(super) fn open(path: &Path, may_create: bool) -> Result<DB, rocksdb::Error> 
 pub(super) fn chunk(db: &DB, place: Place) -> Result<Records, Error> {
     let keys = [record::committed_key(place), record::pending_key(place)];
     let mut values = db.multi_get(&keys).into_iter().zip(&keys).map(|(value, key)| {
-        let value = value.map_err(|e| corrupt(place, &e.to_string()))?;
+        let value = value.map_err(|e| corrupt(place, e.as_ref()))?;
         value.map(|v| ChunkRecord::decode(key, &v).map_err(|e| corrupt(place, e))).transpose()
     });
     let committed = values.next().transpose()?.flatten();
@@ -65,7 +65,7 @@ pub(super) fn chunk(db: &DB, place: Place) -> Result<Records, Error> {
 /// The record of a block that a chunk's record names.
 pub(super) fn block(db: &DB, place: Place, block: Block) -> Result<BlockRecord, Error> {
     let key = record::block_key(block);
-    let value = db.get_pinned(&key).map_err(|e| corrupt(place, &e.to_string()))?;
+    let value = db.get_pinned(&key).map_err(|e| corrupt(place, e.as_ref()))?;
     let value = value.ok_or_else(|| corrupt(place, "block record is missing"))?;
     let record = BlockRecord::decode(&key, &value).map_err(|e| corrupt(place, e))?;
     if record.place == place {
@@ -96,7 +96,7 @@ pub(super) fn list(
         let mode = rocksdb::IteratorMode::From(&start, rocksdb::Direction::Forward);
         for item in snapshot.iterator(mode).take(limit) {
             let nowhere = Place { target, chunk: ChunkId::from_bytes([0; 16]) };
-            let (key, value) = item.map_err(|e| corrupt(nowhere, &e.to_string()))?;
+            let (key, value) = item.map_err(|e| corrupt(nowhere, e.as_ref()))?;
             if !key.starts_with(&prefix) {
                 break;
             }

@@ -66,6 +66,16 @@ fn the_last_bytes_of_a_file_system_are_used_though_generous_growth_fails() {
 }
 
 #[test]
+fn the_file_grows_from_its_start_and_not_to_the_odd_pieces_at_the_end_of_the_disk() {
+    let allocator = allocator(1_000_003);
+    for units in 1..=1000 {
+        let block = take(&allocator, UNIT << (units % 3)).unwrap();
+        assert!(block.offset() / UNIT < 4 * units, "block {units} at {}", block.offset());
+    }
+    assert!(allocator.lock().backed < 4000);
+}
+
+#[test]
 fn overlapping_blocks_are_named() {
     let (a, b) = (Block::new(8, 3).unwrap(), Block::new(12, 0).unwrap());
     assert_eq!(Allocator::new(64, 0, vec![b, a]).unwrap_err(), Overlap(a, b));
