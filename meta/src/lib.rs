@@ -21,12 +21,34 @@ pub mod txn;
 
 use anyhow::Context;
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long the store may take to close at the end.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Runs a command to its end, and closes the store behind it.
+///
+/// # Errors
+/// What kept the command from being carried out.
+pub fn run(command: args::Command) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        match command {
+            args::Command::Serve(args) => serve::serve(args).await.map(|()| ExitCode::SUCCESS),
+            args::Command::Fsck(args) => fsck(&args).await,
+        }
+    });
+    // Tasks hold the store: they end first.
+    drop(runtime);
+    anyhow::ensure!(txn::embedded::wait_closed(CLOSE_PATIENCE), "the store did not close");
+    result
+}
 
 /// Runs `meta fsck`: findings to the log, exit code 1 if there is a problem.
 ///
 /// # Errors
 /// The store cannot be read.
-pub async fn fsck(args: &args::FsckArgs) -> anyhow::Result<ExitCode> {
+async fn fsck(args: &args::FsckArgs) -> anyhow::Result<ExitCode> {
     let shown = args.data.display();
     anyhow::ensure!(args.data.join("CURRENT").is_file(), "--data {shown}: no store is there");
     let store = txn::embedded::Embedded::open(&args.data)

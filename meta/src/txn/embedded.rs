@@ -15,8 +15,8 @@ use bytes::Bytes;
 use rocksdb::{BlockBasedOptions, Cache, DB, Direction, IteratorMode, ReadOptions, WriteBatch};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 /// Commits that may wait for the committer: above it, callers wait in turn.
@@ -26,6 +26,26 @@ const BATCH_MAX: usize = 256;
 /// RocksDB memory: the whole process is meant to stay below 96 MiB.
 const BLOCK_CACHE_BYTES: usize = 8 << 20;
 const MEMTABLE_BYTES: usize = 8 << 20;
+
+/// Databases that this process has open.
+static OPEN: Mutex<usize> = Mutex::new(0);
+static CLOSED: Condvar = Condvar::new();
+
+/// Waits until every database is closed, for at most `patience`; whether they are. A process that
+/// ends before dies in RocksDB's static destructors, under the feet of its threads.
+#[must_use]
+pub fn wait_closed(patience: Duration) -> bool {
+    let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    match CLOSED.wait_timeout_while(open, patience, |open| *open > 0) {
+        Ok((open, _)) => *open == 0,
+        Err(_) => false,
+    }
+}
+
+fn count_open(change: fn(&mut usize)) {
+    change(&mut OPEN.lock().unwrap_or_else(PoisonError::into_inner));
+    CLOSED.notify_all();
+}
 
 /// See the module. Clones share one database, which closes with the last of them.
 #[derive(Clone, Debug)]
@@ -122,10 +142,15 @@ impl Embedded {
         let db = DB::open(&options(), dir).map_err(|e| failed(&e))?;
         let shared = Arc::new(Shared { db, history: Mutex::default() });
         let (commits, queue) = mpsc::channel(COMMIT_QUEUE);
+        count_open(|open| *open += 1);
         let committer = Committer { shared: Arc::clone(&shared), version: 0 };
         std::thread::Builder::new()
             .name("commit".into())
-            .spawn(move || committer.run(queue))
+            .spawn(move || {
+                // Ends when nobody else holds the database, and closes it.
+                committer.run(queue);
+                count_open(|open| *open -= 1);
+            })
             .map_err(|e| failed(&e))?;
         Ok(Self { shared, commits })
     }
