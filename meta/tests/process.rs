@@ -1,5 +1,7 @@
 //! The real process over real TCP: what survives when it is killed, and what it answers.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
 use bytes::Bytes;
 use chain::id::{ChainId, ChainVersion, ClientId, InodeId, NodeId, RoutingVersion};
 use rpc::conn::Connection;

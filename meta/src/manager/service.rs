@@ -188,7 +188,7 @@ impl<S: Store> Owner<S> {
     }
 
     fn grant(&self, node: NodeId, known: RoutingVersion) -> HeartbeatDone {
-        let routing = self.publish.borrow().routing.clone();
+        let routing = Arc::clone(&self.publish.borrow().routing);
         HeartbeatDone {
             // Six thousand.
             lease_ms: u32::try_from(LEASE_MS).unwrap_or_default(),

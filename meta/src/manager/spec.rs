@@ -87,7 +87,7 @@ impl ChainTableSpec {
 impl ChainSpec {
     fn validate(&self, seen: &mut BTreeSet<u64>) -> Result<(), Error> {
         let (id, count) = (self.chain_id, self.targets.len());
-        check(count >= 1 && count <= MEMBERS_MAX, || format!("chain {id} has {count} targets"))?;
+        check((1..=MEMBERS_MAX).contains(&count), || format!("chain {id} has {count} targets"))?;
         let mut nodes = BTreeSet::new();
         for TargetSpec { target_id, node_id, disk } in &self.targets {
             let target = TargetId::new(*target_id);

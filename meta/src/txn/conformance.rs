@@ -5,6 +5,7 @@ use super::*;
 use std::collections::BTreeMap;
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+type Ranges = Vec<(Vec<u8>, Vec<u8>)>;
 
 async fn put<S: Store>(store: &S, pairs: &[(&str, &str)]) {
     let mut txn = store.begin().await.unwrap();
@@ -219,9 +220,9 @@ struct Twin<T> {
     view: Model,
     base: Model,
     begun: usize,
-    reads: Vec<(Vec<u8>, Vec<u8>)>,
+    reads: Ranges,
     wrote: bool,
-    writes: Vec<(Vec<u8>, Vec<u8>)>,
+    writes: Ranges,
 }
 
 /// Interleaves transactions at random and compares every read and every commit with a model that
@@ -229,7 +230,7 @@ struct Twin<T> {
 pub(crate) async fn randomized<S: Store>(store: &S, seed: u64, steps: usize) {
     let mut dice = Dice(seed);
     // By commit: the state after it, and the ranges that it wrote.
-    let mut versions: Vec<(Model, Vec<(Vec<u8>, Vec<u8>)>)> = vec![(Model::new(), vec![])];
+    let mut versions: Vec<(Model, Ranges)> = vec![(Model::new(), vec![])];
     let mut wipe = store.begin().await.unwrap();
     wipe.clear_range(b"r", b"s");
     wipe.commit().await.unwrap();

@@ -265,6 +265,9 @@ impl Changes {
     }
 }
 
+/// A page with own writes laid over it.
+type Merged = BTreeMap<Vec<u8>, Bytes>;
+
 /// A transaction of [`Embedded`].
 #[derive(Debug)]
 pub struct EmbeddedTxn {
@@ -301,7 +304,7 @@ impl EmbeddedTxn {
     }
 
     /// One stored page with the own writes laid over the keys that it covers.
-    fn page(&self, scan: &Scan) -> Result<(BTreeMap<Vec<u8>, Bytes>, Option<Vec<u8>>), TxnError> {
+    fn page(&self, scan: &Scan) -> Result<(Merged, Option<Vec<u8>>), TxnError> {
         let stored = self.reader.shared.scan(scan, self.reader.version)?;
         let (mut begin, mut end) = (scan.begin.clone(), scan.end.clone());
         let mut rest = None;
@@ -478,7 +481,7 @@ impl Committer {
         }
         for answer in accepted {
             // After a failed sync nobody knows what is on the disk.
-            let result = result.as_ref().map(|()| ()).map_err(|_| TxnError::UnknownResult);
+            let result = result.clone().map_err(|_| TxnError::UnknownResult);
             // A caller that gave up asked for no answer.
             drop(answer.send(result));
         }
