@@ -179,8 +179,8 @@ impl Inner {
         let placement = Placement::of(attributes)?;
         let size = u64::from(placement.layout.chunk_size_bytes);
         let first = attributes.length / size;
-        let found = stream::iter(&placement.chains)
-            .map(|chain| self.chunks_from(*chain, attributes.inode, first))
+        let found = stream::iter(placement.chains.clone())
+            .map(|chain| self.chunks_from(chain, attributes.inode, first))
             .buffer_unordered(PARALLEL)
             .try_collect::<Vec<_>>()
             .await?;

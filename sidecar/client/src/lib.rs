@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use chain::id::InodeId;
+pub use meta::AttributeChange;
 pub use rpc::message::meta::{Attributes, DirectoryPage, FileKind, FileSystemStat, ROOT};
 pub use rpc::{Code, Error};
 

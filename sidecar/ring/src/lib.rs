@@ -11,8 +11,11 @@
 #![deny(unsafe_code, missing_docs)]
 #![cfg_attr(not(test), warn(clippy::indexing_slicing))]
 
+pub mod client;
 pub mod event;
 pub mod fd;
+pub mod ffi;
+pub mod layout;
 pub mod queue;
 pub mod shm;
 

@@ -1,0 +1,167 @@
+use super::*;
+use source::{Credentials, Object};
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Objects in memory; a failure replaces every answer while it is set.
+#[derive(Debug, Default)]
+struct Memory {
+    objects: Mutex<Vec<(Object, Vec<u8>)>>,
+    failure: Mutex<Option<Failure>>,
+    reads: AtomicUsize,
+}
+
+impl Memory {
+    fn with(files: &[(&str, &str, usize)]) -> Arc<Self> {
+        let memory = Arc::new(Self::default());
+        for (path, identity, size) in files {
+            memory.put(path, identity, *size);
+        }
+        memory
+    }
+
+    fn put(&self, path: &str, identity: &str, size: usize) {
+        let bytes: Vec<u8> = (0..size).map(|at| (at % 251) as u8).collect();
+        let object = Object {
+            path: path.into(),
+            size: size as u64,
+            identity: identity.into(),
+            modified_ms: 1_000,
+        };
+        let mut objects = self.objects.lock().unwrap();
+        objects.retain(|(known, _)| known.path != path);
+        objects.push((object, bytes));
+        objects.sort_by(|a, b| a.0.path.cmp(&b.0.path));
+    }
+
+    fn fail(&self, failure: Option<Failure>) {
+        *self.failure.lock().unwrap() = failure;
+    }
+}
+
+#[async_trait::async_trait]
+impl Source for Memory {
+    async fn list(&self) -> Result<Vec<Object>, Failure> {
+        match self.failure.lock().unwrap().clone() {
+            Some(failure) => Err(failure),
+            None => Ok(self.objects.lock().unwrap().iter().map(|(o, _)| o.clone()).collect()),
+        }
+    }
+
+    async fn read(&self, object: &Object, range: Range<u64>) -> Result<Bytes, Failure> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        if let Some(failure) = self.failure.lock().unwrap().clone() {
+            return Err(failure);
+        }
+        let objects = self.objects.lock().unwrap();
+        match objects.iter().find(|(known, _)| known == object) {
+            Some((_, bytes)) => {
+                Ok(Bytes::copy_from_slice(&bytes[range.start as usize..range.end as usize]))
+            }
+            None => Err(Failure::new(Reason::DatasetChanged, "412")),
+        }
+    }
+
+    fn set_credentials(&self, _: Credentials) {}
+
+    fn describe(&self) -> String {
+        "memory".into()
+    }
+}
+
+type Words = Arc<Mutex<Vec<Result<(), Reason>>>>;
+
+fn start(source: Arc<Memory>) -> (SharedDatasetFs, Words) {
+    let words = Words::default();
+    let sink = Arc::clone(&words);
+    let callback: StatusCallback =
+        Arc::new(move |word| sink.lock().unwrap().push(word.map_err(|failure| failure.reason)));
+    (SharedDatasetFs(DatasetFs::start(source, DatasetOptions::default(), callback)), words)
+}
+
+async fn names(fs: &SharedDatasetFs, ino: u64) -> Vec<String> {
+    let (mut names, mut cookie) = (Vec::new(), 0);
+    loop {
+        let page = fs.readdir(ino, cookie, 1).await.unwrap();
+        let Some(entry) = page.entries.first() else { break };
+        names.push(String::from_utf8(entry.name.to_vec()).unwrap());
+        cookie = entry.cookie;
+        if page.end {
+            break;
+        }
+    }
+    names.sort();
+    names
+}
+
+#[tokio::test]
+async fn objects_are_files_in_directories_with_the_same_numbers_after_a_restart() {
+    let memory = Memory::with(&[("a/b/one", "1", 10), ("a/two", "2", 20), ("three", "3", 0)]);
+    let (fs, _) = start(Arc::clone(&memory));
+    assert_eq!(names(&fs, ROOT).await, ["a", "three"]);
+    let a = fs.lookup(ROOT, b"a").await.unwrap();
+    assert_eq!(names(&fs, a.ino).await, ["b", "two"]);
+    let two = fs.lookup(a.ino, b"two").await.unwrap();
+    assert_eq!((two.kind, two.size, two.mode), (Kind::File, 20, 0o444));
+    assert_eq!(fs.lookup(a.ino, b"none").await, Err(Errno::ENOENT));
+    let (again, _) = start(memory);
+    assert_eq!(again.lookup(ROOT, b"a").await, Ok(a));
+    assert_eq!(again.getattr(two.ino).await, Ok(two));
+}
+
+#[tokio::test]
+async fn reads_cross_blocks_and_stop_at_the_end() {
+    let size = (BLOCK * 2 + 1000) as usize;
+    let (fs, _) = start(Memory::with(&[("f", "1", size)]));
+    let file = fs.lookup(ROOT, b"f").await.unwrap();
+    let read = fs.read(file.ino, BLOCK - 10, 20).await.unwrap();
+    let expected: Vec<u8> = (BLOCK - 10..BLOCK + 10).map(|at| (at % 251) as u8).collect();
+    assert_eq!(read, expected);
+    assert_eq!(fs.read(file.ino, BLOCK * 2 + 990, 4096).await.unwrap().len(), 10);
+    assert!(fs.read(file.ino, BLOCK * 3, 4096).await.unwrap().is_empty());
+    assert_eq!(fs.write(Caller { uid: 0, gid: 0 }, file.ino, 0, read).await, Err(Errno::EROFS));
+}
+
+#[tokio::test]
+async fn many_readers_of_one_block_fetch_it_once() {
+    let memory = Memory::with(&[("f", "1", 1000)]);
+    let (fs, _) = start(Arc::clone(&memory));
+    let file = fs.lookup(ROOT, b"f").await.unwrap();
+    let reads = (0..32).map(|at| fs.read(file.ino, at, 100));
+    for (at, read) in futures::future::join_all(reads).await.into_iter().enumerate() {
+        assert_eq!(read.unwrap()[0], at as u8);
+    }
+    assert_eq!(memory.reads.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replaced_object_is_stale_and_the_new_one_is_found_within_thirty_seconds() {
+    let memory = Memory::with(&[("f", "1", 1000)]);
+    let (fs, words) = start(Arc::clone(&memory));
+    let old = fs.lookup(ROOT, b"f").await.unwrap();
+    memory.put("f", "2", 500);
+    assert_eq!(fs.read(old.ino, 0, 10).await, Err(Errno::ESTALE));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let new = fs.lookup(ROOT, b"f").await.unwrap();
+    assert_ne!(new.ino, old.ino);
+    assert_eq!(fs.read(new.ino, 0, 1000).await.unwrap().len(), 500);
+    assert_eq!(fs.getattr(old.ino).await, Err(Errno::ESTALE));
+    assert_eq!(*words.lock().unwrap(), [Ok(()), Err(Reason::DatasetChanged), Ok(())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_source_is_told_once_and_heals_by_itself() {
+    let memory = Memory::with(&[("f", "1", 1000)]);
+    memory.fail(Some(Failure::new(Reason::InvalidCredentials, "403")));
+    let (fs, words) = start(Arc::clone(&memory));
+    assert_eq!(fs.lookup(ROOT, b"f").await, Err(Errno::EACCES));
+    assert_eq!(fs.getattr(ROOT).await.map(|attr| attr.kind), Ok(Kind::Directory));
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    memory.fail(None);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(fs.lookup(ROOT, b"f").await.map(|attr| attr.size), Ok(1000));
+    assert_eq!(*words.lock().unwrap(), [Err(Reason::InvalidCredentials), Ok(())]);
+}
+
+const BLOCK: u64 = blocks::BLOCK_BYTES as u64;

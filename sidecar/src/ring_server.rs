@@ -1,0 +1,189 @@
+//! The sidecar's end of the native ring: the application's transfers, straight between the store and memory that both share.
+//!
+//! The application is not trusted. Each of its fields is read once and the copy validated; a refused submission completes
+//! with an errno, a broken queue ends its connection. What one connection can take is bounded: entries, iovs, files, bytes
+//! under way. Each has its own thread, which alone touches its queues and rings its doorbells: an application that makes a
+//! doorbell block, or never reads, stalls that thread and nobody else. When the application dies the kernel closes the
+//! socket, and everything it had goes with the connection.
+
+mod connection;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+
+use crate::vfs::{Attr, Caller, Errno, FileSystem, Kind, ROOT};
+
+/// Connections at once; further ones are closed at once.
+const CONNECTIONS_MAX: usize = 64;
+/// Symbolic links followed in one path.
+const LINKS_MAX: u32 = 8;
+
+/// File systems by the path at which the application sees them.
+#[derive(Debug, Default)]
+pub struct Mounts(RwLock<Vec<(String, Arc<dyn FileSystem>)>>);
+
+impl Mounts {
+    /// Adds a file system, or replaces the one at the same path.
+    pub fn add(&self, path: &str, files: Arc<dyn FileSystem>) {
+        let path = path.trim_end_matches('/').to_owned();
+        let mut mounts = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        mounts.retain(|(known, _)| *known != path);
+        mounts.push((path, files));
+    }
+
+    /// The deepest file system that holds `path`, and the rest of the path in it.
+    fn find(&self, path: &str) -> Option<(Arc<dyn FileSystem>, String)> {
+        let mounts = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let rest = |mount: &str| {
+            let rest = path.strip_prefix(mount)?;
+            (rest.is_empty() || rest.starts_with('/')).then(|| rest.to_owned())
+        };
+        let holding = mounts.iter().filter_map(|(at, fs)| Some((at.len(), fs, rest(at)?)));
+        let (_, files, rest) = holding.max_by_key(|(depth, ..)| *depth)?;
+        Some((Arc::clone(files), rest))
+    }
+}
+
+/// Serves the ring on a socket until `stop` becomes true.
+#[derive(Debug)]
+pub struct RingServer {
+    path: PathBuf,
+    listener: UnixListener,
+    mounts: Arc<Mounts>,
+    connections: Arc<AtomicUsize>,
+}
+
+impl RingServer {
+    /// Binds `path`, replacing the socket of an earlier process. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. no such directory.
+    pub fn bind(path: &Path, mounts: Arc<Mounts>) -> std::io::Result<Self> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        // Every container of the pod may connect; what it may read is checked by its uid.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+        let connections = Arc::new(AtomicUsize::new(0));
+        Ok(Self { path: path.to_owned(), listener, mounts, connections })
+    }
+
+    /// Connections at the moment.
+    #[must_use]
+    pub fn connections(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.connections)
+    }
+
+    /// Accepts connections until `stop`; those that exist end with their applications.
+    pub async fn run(self, mut stop: watch::Receiver<bool>) {
+        loop {
+            let accepted = tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => break,
+                accepted = self.listener.accept() => accepted,
+            };
+            let socket = accepted.and_then(|(socket, _)| socket.into_std());
+            if let Err(error) = socket.and_then(|socket| self.start(socket)) {
+                tracing::warn!(%error, "accept a ring connection");
+            }
+        }
+        // The next process binds its own.
+        let _ = std::fs::remove_file(&self.path);
+    }
+
+    fn start(&self, socket: std::os::unix::net::UnixStream) -> std::io::Result<()> {
+        if self.connections.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
+            tracing::warn!(limit = CONNECTIONS_MAX, "refuse a ring connection: too many");
+            return Ok(());
+        }
+        socket.set_nonblocking(false)?;
+        let (mounts, count) = (Arc::clone(&self.mounts), Arc::clone(&self.connections));
+        let runtime = tokio::runtime::Handle::current();
+        count.fetch_add(1, Ordering::Relaxed);
+        let guard = Counted(count);
+        std::thread::Builder::new()
+            .name("ring".into())
+            .stack_size(256 << 10)
+            .spawn(move || {
+                let _guard = guard;
+                if let Err(error) = connection::serve(socket, &mounts, &runtime) {
+                    tracing::info!(%error, "end a ring connection");
+                }
+            })
+            .map(|_| ())
+    }
+}
+
+/// One connection in the count.
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether `caller` has all of `want` (4 read, 2 write, 1 search) of an inode. The kernel checks this for a mount; here
+/// nobody else does. Supplementary groups are not known, so they give no right.
+fn may(caller: Caller, attr: &Attr, want: u32) -> bool {
+    let shift = match caller {
+        Caller { uid: 0, .. } => return true,
+        Caller { uid, .. } if uid == attr.uid => 6,
+        Caller { gid, .. } if gid == attr.gid => 3,
+        _ => 0,
+    };
+    (attr.mode >> shift) & want == want
+}
+
+/// Walks `path` in `files` to its inode, checking search rights and following links inside the mount.
+async fn walk(
+    files: &dyn FileSystem,
+    caller: Caller,
+    path: &str,
+) -> Result<(Attr, Option<(u64, String)>), Errno> {
+    let mut names: Vec<String> = path.rsplit('/').map(str::to_owned).collect();
+    let mut at = files.getattr(ROOT).await?;
+    let mut links = 0;
+    while let Some(name) = names.pop() {
+        if name.is_empty() || name == "." {
+            continue;
+        }
+        if name == ".." {
+            return Err(Errno::EINVAL);
+        }
+        if at.kind != Kind::Directory {
+            return Err(Errno::ENOTDIR);
+        }
+        if !may(caller, &at, 1) {
+            return Err(Errno::EACCES);
+        }
+        let found = match files.lookup(at.ino, name.as_bytes()).await {
+            // The last name may be made by the caller.
+            Err(Errno::ENOENT) if names.iter().all(String::is_empty) => {
+                return Ok((at, Some((at.ino, name))));
+            }
+            other => other?,
+        };
+        if found.kind == Kind::Symlink {
+            links += 1;
+            let target = files.readlink(found.ino).await?;
+            let target = std::str::from_utf8(&target).map_err(|_| Errno::EINVAL)?;
+            if links > LINKS_MAX || target.starts_with('/') {
+                return Err(Errno::EINVAL);
+            }
+            names.extend(target.rsplit('/').map(str::to_owned));
+            continue;
+        }
+        at = found;
+    }
+    Ok((at, None))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+use super::*;
+use crate::dataset_fs::{DatasetFs, DatasetOptions, SharedDatasetFs};
+use bytes::Bytes;
+use ring::client::{Ring, RingError, Transfer};
+use ring::layout::{Control, ControlKind, Op, VERSION};
+use source::{Credentials, Failure, Object, Source};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+const SIZE: u64 = 3 << 20;
+
+fn byte(at: u64) -> u8 {
+    (at.wrapping_mul(31) >> 3) as u8
+}
+
+/// One object whose bytes are computed.
+#[derive(Debug)]
+struct Made;
+
+#[async_trait::async_trait]
+impl Source for Made {
+    async fn list(&self) -> Result<Vec<Object>, Failure> {
+        let identity = "1".into();
+        Ok(vec![Object { path: "dir/file".into(), size: SIZE, identity, modified_ms: 0 }])
+    }
+
+    async fn read(&self, _: &Object, range: Range<u64>) -> Result<Bytes, Failure> {
+        Ok(range.map(byte).collect())
+    }
+
+    fn set_credentials(&self, _: Credentials) {}
+
+    fn describe(&self) -> String {
+        "made".into()
+    }
+}
+
+/// A server on its own runtime, as the sidecar has it.
+struct Served {
+    directory: tempfile::TempDir,
+    connections: Arc<AtomicUsize>,
+    _stop: watch::Sender<bool>,
+    _runtime: tokio::runtime::Runtime,
+}
+
+impl Served {
+    fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let connections = {
+            let _inside = runtime.enter();
+            let mounts = Arc::new(Mounts::default());
+            let fs = DatasetFs::start(Arc::new(Made), DatasetOptions::default(), Arc::new(|_| {}));
+            mounts.add("/data", Arc::new(SharedDatasetFs(fs)));
+            let server = RingServer::bind(&directory.path().join("ring.sock"), mounts).unwrap();
+            let connections = server.connections();
+            runtime.spawn(server.run(stopped));
+            connections
+        };
+        Self { directory, connections, _stop: stop, _runtime: runtime }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("ring.sock")
+    }
+
+    fn connect(&self) -> Ring {
+        Ring::connect(&self.socket(), 8).unwrap()
+    }
+
+    fn wait_connections(&self, count: usize) {
+        let until = Instant::now() + Duration::from_secs(20);
+        while self.connections.load(Ordering::Relaxed) != count {
+            assert!(Instant::now() < until, "connections did not become {count}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+const WAIT: Option<Duration> = Some(Duration::from_secs(20));
+
+fn transfer(file: u32, iov: u32, length: u32) -> Transfer {
+    Transfer { file, iov, iov_offset: 0, file_offset: 0, length, user_data: 0 }
+}
+
+fn result_of(ring: &mut Ring, op: Op, transfer: Transfer) -> i64 {
+    assert!(ring.prepare(op, transfer).unwrap());
+    ring.submit().unwrap();
+    ring.wait(WAIT).unwrap().unwrap().result
+}
+
+#[test]
+fn many_reads_under_way_each_land_in_their_place() {
+    let served = Served::start();
+    let mut ring = served.connect();
+    let iov = ring.register(SIZE as usize).unwrap();
+    let file = ring.open("/data/dir/file", 0).unwrap();
+    assert_eq!(file.size, SIZE);
+    let step = 384 << 10;
+    for at in 0..8u64 {
+        let (file_offset, user_data) = (at * step, 100 + at);
+        let iov_offset = file_offset;
+        let length = step as u32;
+        let one = Transfer { file_offset, iov_offset, user_data, ..transfer(file.id, iov.id, length) };
+        assert!(ring.prepare(Op::Read, one).unwrap());
+    }
+    assert!(!ring.prepare(Op::Read, transfer(file.id, iov.id, 1)).unwrap());
+    ring.submit().unwrap();
+    let mut seen: Vec<_> = (0..8).map(|_| ring.wait(WAIT).unwrap().unwrap()).collect();
+    seen.sort_by_key(|done| done.user_data);
+    assert!(seen.iter().enumerate().all(|(at, done)| done.user_data == 100 + at as u64));
+    assert!(seen.iter().all(|done| done.result == step as i64), "{seen:?}");
+    let mut bytes = vec![0; SIZE as usize];
+    iov.region.copy_out(0, &mut bytes).unwrap();
+    assert!(bytes.iter().zip(0..).all(|(found, at)| *found == byte(at)));
+    ring.close(file.id).unwrap();
+}
+
+#[test]
+fn refused_submissions_complete_with_an_errno_and_the_ring_goes_on() {
+    let served = Served::start();
+    let mut ring = served.connect();
+    let iov = ring.register(4096).unwrap();
+    let file = ring.open("/data/dir/file", 0).unwrap().id;
+    let good = transfer(file, iov.id, 4096);
+    assert_eq!(result_of(&mut ring, Op::Read, Transfer { file: 99, ..good }), -9);
+    assert_eq!(result_of(&mut ring, Op::Read, Transfer { iov: 99, ..good }), -22);
+    assert_eq!(result_of(&mut ring, Op::Read, Transfer { iov_offset: 1, ..good }), -22);
+    assert_eq!(result_of(&mut ring, Op::Read, Transfer { iov_offset: u64::MAX, ..good }), -22);
+    assert_eq!(result_of(&mut ring, Op::Read, Transfer { file_offset: u64::MAX, ..good }), -22);
+    assert_eq!(result_of(&mut ring, Op::Write, good), -9);
+    assert_eq!(result_of(&mut ring, Op::Read, Transfer { file_offset: SIZE, ..good }), 0);
+    assert_eq!(result_of(&mut ring, Op::Read, good), 4096);
+}
+
+#[test]
+fn paths_outside_the_mounts_are_not_found() {
+    let served = Served::start();
+    let mut ring = served.connect();
+    let errno = |outcome| match outcome {
+        Err(RingError::Refused(errno)) => errno,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(errno(ring.open("/etc/passwd", 0)), libc::ENOENT);
+    assert_eq!(errno(ring.open("/database", 0)), libc::ENOENT);
+    assert_eq!(errno(ring.open("/data/../etc/passwd", 0)), libc::EINVAL);
+    assert_eq!(errno(ring.open("/data/dir", 0)), libc::EISDIR);
+    assert_eq!(errno(ring.open("/data/none", 0)), libc::ENOENT);
+    assert_eq!(errno(ring.open("/data/dir/file", 77)), libc::EINVAL);
+}
+
+#[test]
+fn an_application_that_dies_leaves_nothing_and_stalls_nobody() {
+    let served = Served::start();
+    let mut stays = served.connect();
+    let iov = stays.register(4096).unwrap();
+    let file = stays.open("/data/dir/file", 0).unwrap().id;
+    for _ in 0..20 {
+        let mut dies = served.connect();
+        let iov = dies.register(1 << 20).unwrap();
+        let file = dies.open("/data/dir/file", 0).unwrap().id;
+        assert!(dies.prepare(Op::Read, transfer(file, iov.id, 1 << 20)).unwrap());
+        dies.submit().unwrap();
+    }
+    served.wait_connections(1);
+    assert_eq!(result_of(&mut stays, Op::Read, transfer(file, iov.id, 4096)), 4096);
+}
+
+#[test]
+fn a_silent_or_lying_application_is_hung_up_on_and_others_go_on() {
+    use std::io::{Read, Write};
+    let served = Served::start();
+    let mut honest = served.connect();
+    let mut noise = std::os::unix::net::UnixStream::connect(served.socket()).unwrap();
+    noise.write_all(&[7; 64]).unwrap();
+    let mut rest = Vec::new();
+    noise.read_to_end(&mut rest).unwrap();
+    assert!(rest.is_empty());
+    let mut greedy = std::os::unix::net::UnixStream::connect(served.socket()).unwrap();
+    let hello = Control { flags: VERSION, value: 1 << 30, ..Control::new(ControlKind::Hello) };
+    greedy.write_all(&hello.encode()).unwrap();
+    greedy.read_to_end(&mut rest).unwrap();
+    let refused = Control::decode(rest.first_chunk().unwrap()).unwrap();
+    assert_eq!(refused.status, -libc::EINVAL);
+    served.wait_connections(1);
+    let iov = honest.register(4096).unwrap();
+    let file = honest.open("/data/dir/file", 0).unwrap().id;
+    assert_eq!(result_of(&mut honest, Op::Read, transfer(file, iov.id, 4096)), 4096);
+}
+
+#[test]
+fn rights_follow_owner_group_and_others() {
+    let attr = Attr {
+        ino: 2,
+        kind: Kind::File,
+        size: 0,
+        mode: 0o640,
+        uid: 10,
+        gid: 20,
+        links: 1,
+        accessed_ns: 0,
+        modified_ns: 0,
+        changed_ns: 0,
+        block_size: 4096,
+    };
+    let may = |uid, gid, want| super::may(Caller { uid, gid }, &attr, want);
+    assert!(may(10, 0, 6) && may(0, 0, 7));
+    assert!(may(11, 20, 4) && !may(11, 20, 2));
+    assert!(!may(11, 21, 4));
+}
