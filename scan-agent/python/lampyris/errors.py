@@ -1,0 +1,45 @@
+"""What can go wrong, one class for each kind of reaction."""
+
+from typing import Optional
+
+
+class LampyrisError(Exception):
+    """Any failure of this package. ``reason`` is the word that conditions and events use."""
+
+    def __init__(self, reason: str, message: str, position: Optional[int] = None) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+        self.message = message
+        self.position = position
+
+
+class InvalidRequest(LampyrisError):
+    """The caller's mistake: an unknown column or dataset, a filter that does not parse (then
+    ``position`` is the offset of the character)."""
+
+
+class UnsupportedType(LampyrisError):
+    """A column has a type that the chosen format cannot hold. Raised by ``scan``, never later."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("UnsupportedType", message)
+
+
+class DatasetFailed(LampyrisError):
+    """The dataset cannot be read: ``reason`` is InvalidCredentials, BucketNotFound,
+    ObjectNotFound, AccessDenied, DatasetChanged, TruncatedFile, CorruptFile, UnknownEncoding,
+    EndpointUnreachable, TlsFailed or StoreUnavailable."""
+
+
+class ScanInterrupted(LampyrisError):
+    """The agent went away during the scan; a new scan may succeed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("ScanInterrupted", message)
+
+
+def from_reply(error: dict) -> LampyrisError:
+    """The exception for an agent's ``error`` message."""
+    kinds = {"InvalidRequest": InvalidRequest, "DatasetUnknown": InvalidRequest}
+    kind = kinds.get(error["reason"], DatasetFailed)
+    return kind(error["reason"], error["message"], error.get("position"))

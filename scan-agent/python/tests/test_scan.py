@@ -1,0 +1,136 @@
+"""The scan from end to end: upstream's files and ours, every format, what goes wrong."""
+
+import gc
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import vortex
+
+import lampyris
+from lampyris.digest import row_digest
+
+NAMES = ["upstream", "ours", "flights", "flights-ours"]
+
+
+def upstream_read(data, name):
+    paths = sorted(data.path(name).glob("*.vortex"))
+    return pa.concat_tables(vortex.open(str(p)).to_arrow().read_all() for p in paths)
+
+
+def test_both_generators_make_the_same_rows(data):
+    assert data.digests("upstream")["digest"] == data.digests("ours")["digest"]
+    assert data.digests("flights")["digest"] == data.digests("flights-ours")["digest"]
+    assert data.digests("flights")["rows"] == 336_776
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_our_scan_and_upstreams_reader_agree_with_the_digest_made_at_the_start(agent, data, name):
+    expected = data.digests(name)
+    scan = lampyris.scan(name, format="arrow", socket=agent)
+    assert row_digest(scan) == expected["digest"]
+    assert scan.stats["rows"] == expected["rows"]
+    assert row_digest(upstream_read(data, name)) == expected["digest"]
+
+
+def test_batches_have_the_rows_asked_for_whatever_the_files_hold(agent, data):
+    rows = [b.num_rows for b in lampyris.scan("flights", ["year"], batch_rows=10_000, format="arrow", socket=agent)]
+    assert rows == [10_000] * 33 + [6_776]
+
+
+def test_a_filter_gives_upstreams_rows_and_skips_bytes(agent, data):
+    table = upstream_read(data, "flights")
+    import pyarrow.compute as pc
+
+    mask = pc.and_(pc.equal(table["month"], 12), pc.greater(table["dep_delay"], 120))
+    wanted = table.filter(mask).select(["carrier", "dep_delay"])
+    scan = lampyris.scan(
+        "flights", ["carrier", "dep_delay"], "month = 12 and dep_delay > 120", format="arrow", socket=agent
+    )
+    assert row_digest(scan) == row_digest(wanted)
+    assert 0 < scan.stats["bytesFetched"] < scan.stats["fileBytes"] / 2, scan.stats
+
+
+def test_numpy_and_torch_hold_the_same_values(agent, data):
+    table = upstream_read(data, "ours").slice(0, 1000)
+    columns = ["id", "label", "score", "price", "taken", "city", "flag", "image"]
+    with lampyris.scan("ours", columns, batch_rows=1000, format="numpy", socket=agent) as scan:
+        arrays = next(scan)
+    with lampyris.scan("ours", columns, batch_rows=1000, format="torch", socket=agent) as scan:
+        tensors = next(scan)
+    label = table["label"].to_pylist()
+    assert arrays["label:valid"].tolist() == [v is not None for v in label]
+    assert arrays["label"].tolist() == [v or 0 for v in label]
+    assert arrays["city"].tolist() == table["city"].to_pylist()
+    assert arrays["taken"].dtype == np.dtype("M8[us]")
+    assert arrays["image"].shape == (1000, 3072) and arrays["image"].dtype == np.uint8
+    flat = table["image"].combine_chunks().flatten().to_numpy()
+    assert np.array_equal(arrays["image"].reshape(-1), flat)
+    for name, dtype in [("id", torch.int64), ("price", torch.float32), ("flag", torch.bool), ("image", torch.uint8)]:
+        assert tensors[name].dtype == dtype
+        assert np.array_equal(tensors[name].numpy(), arrays[name])
+    offsets, values = tensors["city"].offsets, tensors["city"].values
+    first = bytes(values[offsets[0] : offsets[1]].tolist()).decode()
+    assert first == (table["city"][0].as_py() or "")
+    tensors["id"] += 1
+    assert int(tensors["id"][0]) == 1, "tensors are writable"
+
+
+def test_a_consumer_that_keeps_everything_gets_copies_and_right_values(agent, data):
+    scan = lampyris.scan("ours", ["id", "image"], batch_rows=256, slab_bytes=4 << 20, socket=agent)
+    kept = list(scan)
+    ids = torch.cat([batch["id"] for batch in kept])
+    assert torch.equal(ids, torch.arange(data.digests("ours")["rows"]))
+
+
+def test_memory_is_reused_once_batches_are_garbage(agent):
+    scan = lampyris.scan("ours", ["image"], batch_rows=256, slab_bytes=2 << 20, format="numpy", socket=agent)
+    held = []
+    for batch in scan:
+        held.append(scan._ring._held)
+        del batch
+        gc.collect()
+    assert len(held) > 10 and max(held) <= 1 << 20
+
+
+def test_several_scans_run_at_once(agent, data):
+    digests = [None] * 4
+
+    def work(index):
+        digests[index] = row_digest(lampyris.scan("upstream", format="arrow", batch_rows=777, socket=agent))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    [t.start() for t in threads]
+    [t.join(120) for t in threads]
+    assert set(digests) == {data.digests("upstream")["digest"]}
+
+
+def test_mistakes_are_explained(agent):
+    with pytest.raises(lampyris.InvalidRequest, match="no dataset nope; this pod has .*flights"):
+        lampyris.scan("nope", socket=agent)
+    with pytest.raises(lampyris.InvalidRequest, match="no column nope"):
+        lampyris.scan("flights", ["nope"], socket=agent)
+    with pytest.raises(lampyris.InvalidRequest) as error:
+        lampyris.scan("flights", where="month = ", socket=agent)
+    assert error.value.position == 8
+    with pytest.raises(lampyris.InvalidRequest, match="not torch, numpy or arrow"):
+        lampyris.scan("flights", format="jax", socket=agent)
+    with pytest.raises(lampyris.InvalidRequest, match="batchRows"):
+        lampyris.scan("flights", batch_rows=0, socket=agent)
+
+
+def test_a_cut_file_is_a_typed_failure(agent):
+    with pytest.raises(lampyris.DatasetFailed) as error:
+        lampyris.scan("broken", socket=agent)
+    assert error.value.reason == "TruncatedFile"
+
+
+def test_the_datasets_of_the_pod_are_listed(agent):
+    assert [d["name"] for d in lampyris.datasets(socket=agent)] == ["broken", *sorted(NAMES)]
+
+
+def test_without_an_agent_the_wait_is_bounded():
+    with pytest.raises(lampyris.ScanInterrupted, match="no scan agent"):
+        lampyris.scan("x", socket="/nonexistent/scan.sock", timeout=0.1)

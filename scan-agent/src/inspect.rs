@@ -1,0 +1,162 @@
+//! `scan-agent inspect`: what a dataset is, for its status.
+//!
+//! Runs in a Job without any right in the cluster; its answer is one JSON object in the
+//! termination log, which the operator reads from the pod's status (4 KiB at most).
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use source::{Credentials, Failure, Object, Reason, Source, SourceConfig};
+use tokio::runtime::Handle;
+
+use crate::bridge::{File, FooterCache, Plan};
+use crate::schema::Column;
+use crate::serve::dataset::vortex_objects;
+
+/// Most bytes of a termination message that kubelet keeps.
+const RESULT_BYTES: usize = 4096;
+/// Columns listed by name; beyond, only their number.
+const MAX_COLUMNS_LISTED: usize = 64;
+
+/// What to look at, as the operator renders it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Config {
+    format: Format,
+    source: SourceConfig,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+enum Format {
+    Vortex,
+    Files,
+}
+
+/// What a dataset is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// Vortex files.
+    pub files: usize,
+    /// Rows in all of them; none if they are just files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rows: Option<u64>,
+    /// Bytes of all of them.
+    pub bytes: u64,
+    /// Number of columns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub columns: Option<usize>,
+    /// sha256 of names and types.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schema_digest: Option<String>,
+    /// sha256 of paths, sizes and identities: changes when any file does.
+    pub revision: String,
+    /// Names and types, if they are few.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub column_list: Vec<String>,
+}
+
+/// Inspects and writes the result; the exit code says whether it was good.
+pub fn run(
+    config: &str,
+    keys: Result<Option<Credentials>, Failure>,
+    io: &Handle,
+    result: &Path,
+) -> anyhow::Result<ExitCode> {
+    let outcome = keys.and_then(|keys| {
+        let bad = |e| Failure::new(Reason::StoreUnavailable, format!("parse --config: {e}"));
+        let config: Config = serde_json::from_str(config).map_err(bad)?;
+        config.source.validate()?;
+        let source = source::open(&crate::args::with_keys(config.source, keys))?;
+        match config.format {
+            Format::Vortex => inspect(&source, io),
+            Format::Files => count(source.as_ref(), io),
+        }
+    });
+    let text = match &outcome {
+        Ok(report) => serde_json::json!({ "ok": report }),
+        Err(failure) => serde_json::json!({ "error": failure }),
+    };
+    write_result(&text, result)?;
+    Ok(if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Writes one JSON object to standard output and to `path` if it can be written.
+pub(crate) fn write_result(text: &serde_json::Value, path: &Path) -> anyhow::Result<()> {
+    use std::io::Write;
+    let mut text = text.to_string();
+    writeln!(std::io::stdout(), "{text}")?;
+    let mut end = RESULT_BYTES.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    if let Err(error) = std::fs::write(path, text) {
+        tracing::debug!(%error, path = %path.display(), "no termination log");
+    }
+    Ok(())
+}
+
+/// Opens every file of the dataset and adds it up. Blocks.
+pub fn inspect(source: &Arc<dyn Source>, io: &Handle) -> Result<Report, Failure> {
+    let objects = vortex_objects(source.as_ref(), io)?;
+    let footers = FooterCache::default();
+    let mut rows = 0;
+    let mut columns: Option<Vec<Column>> = None;
+    for object in &objects {
+        let file = File::open(source, object, io, &footers)?;
+        rows += file.rows();
+        let has = file.columns(&Plan::default()).map_err(|error| {
+            let reason = Reason::UnknownEncoding;
+            Failure::new(reason, format!("{}: {error}", object.path))
+        })?;
+        let expected = columns.get_or_insert_with(|| has.clone());
+        if names(expected) != names(&has) {
+            let message = format!("{} has other columns than {}", object.path, first(&objects));
+            return Err(Failure::new(Reason::CorruptFile, message));
+        }
+    }
+    let list = names(&columns.unwrap_or_default());
+    Ok(Report {
+        files: objects.len(),
+        rows: Some(rows),
+        bytes: objects.iter().map(|object| object.size).sum(),
+        columns: Some(list.len()),
+        schema_digest: Some(hex::encode(Sha256::digest(list.join("\n")))),
+        revision: revision(&objects),
+        column_list: if list.len() <= MAX_COLUMNS_LISTED { list } else { Vec::new() },
+    })
+}
+
+/// Files of any kind: only their number, bytes and revision.
+fn count(source: &dyn Source, io: &Handle) -> Result<Report, Failure> {
+    let objects = io.block_on(source.list())?;
+    Ok(Report {
+        files: objects.len(),
+        rows: None,
+        bytes: objects.iter().map(|object| object.size).sum(),
+        columns: None,
+        schema_digest: None,
+        revision: revision(&objects),
+        column_list: Vec::new(),
+    })
+}
+
+fn names(columns: &[Column]) -> Vec<String> {
+    columns.iter().map(|column| format!("{}: {}", column.name, column.kind)).collect()
+}
+
+fn first(objects: &[Object]) -> &str {
+    objects.first().map_or("", |object| &object.path)
+}
+
+fn revision(objects: &[Object]) -> String {
+    let mut hash = Sha256::new();
+    for object in objects {
+        hash.update(format!("{}\0{}\0{}\n", object.path, object.size, object.identity));
+    }
+    hex::encode(hash.finalize())
+}
