@@ -129,7 +129,7 @@ pub struct MetadataStore {
 pub struct EmbeddedStore {}
 
 /// What happens to the data when the cluster is deleted.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, KubeSchema, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, Serialize, KubeSchema, PartialEq, Eq)]
 #[serde(rename_all = "camelCase")]
 pub struct Deletion {
     /// `Retain` keeps every volume claim; a cluster of the same name finds its data again.
@@ -137,6 +137,13 @@ pub struct Deletion {
     #[x_kube(validation = Rule::new("self == 'Retain'").message("deletion.policy must be Retain, the only policy so far"))]
     #[schemars(length(max = 32))]
     pub policy: String,
+}
+
+// The API server checks defaults against our rules, so this default has to pass them.
+impl Default for Deletion {
+    fn default() -> Self {
+        Self { policy: default_deletion() }
+    }
 }
 
 /// What the operator saw last.

@@ -111,7 +111,7 @@ pub struct S3Source {
     #[serde(default)]
     pub path_style: bool,
     /// Certificates to trust besides the well-known ones: PEM, base64-encoded.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self.startsWith('LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t') && size(self) % 4 == 0 && self.matches('^[A-Za-z0-9+/]+={0,2}$')")
         .message("s3.caBundle must be base64 of a PEM that starts with -----BEGIN CERTIFICATE-----"))]
     #[schemars(with = "String", length(max = 65_536))]

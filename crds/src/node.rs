@@ -18,7 +18,7 @@ use crate::shared::{LocalRef, TargetCount, conditions};
     status = "StorageNodeStatus",
     shortname = "fsn",
     category = "lampyris",
-    validation = Rule::new("self.metadata.name == self.spec.clusterRef.name + '-' + string(self.spec.nodeId)")
+    validation = Rule::new("self.metadata.name.matches('-[0-9]{5,6}$') && self.metadata.name.startsWith(self.spec.clusterRef.name + '-') && int(self.metadata.name.substring(size(self.spec.clusterRef.name) + 1)) == self.spec.nodeId")
         .message("a StorageNode's name must be <cluster>-<nodeId>"),
     printcolumn(name = "Host", type_ = "string", json_path = ".status.nodeName"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),

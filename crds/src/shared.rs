@@ -44,11 +44,11 @@ pub struct ObjectRef {
 pub struct Resources {
     /// What the scheduler sets aside.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("maxProperties" = 4))]
+    #[schemars(extend("maxProperties" = 3))]
     pub requests: Option<BTreeMap<String, Quantity>>,
     /// What the container may use at most.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("maxProperties" = 4))]
+    #[schemars(extend("maxProperties" = 3))]
     pub limits: Option<BTreeMap<String, Quantity>>,
 }
 

@@ -18,7 +18,7 @@ use crate::shared::{ChainCount, LocalRef, conditions};
     status = "ChainTableStatus",
     shortname = "fct",
     category = "lampyris",
-    validation = Rule::new("self.metadata.name == self.spec.clusterRef.name + '-table-' + string(self.spec.tableId)")
+    validation = Rule::new("self.metadata.name == self.spec.clusterRef.name + '-table-1'")
         .message("a ChainTable's name must be <cluster>-table-<tableId>"),
     printcolumn(name = "Cluster", type_ = "string", json_path = ".spec.clusterRef.name"),
     printcolumn(name = "Design", type_ = "string", json_path = ".status.design.kind"),

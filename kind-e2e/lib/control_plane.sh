@@ -61,11 +61,11 @@ start_forwarder() {
   if ! forwarder_lives; then
     (
       cd "$STATE"
-      env -i PATH="$PATH" setsid socat "TCP-LISTEN:$API_PORT,bind=127.0.0.1,reuseaddr,fork" UNIX-CONNECT:api.sock \
-        >"$STATE/forwarder.log" 2>&1 </dev/null &
-      echo $! >"$STATE/forwarder.pid"
-      disown
-    )
+      exec env -i PATH="$PATH" setsid socat "TCP-LISTEN:$API_PORT,bind=127.0.0.1,reuseaddr,fork" UNIX-CONNECT:api.sock \
+        >"$STATE/forwarder.log" 2>&1 </dev/null
+    ) &
+    echo $! >"$STATE/forwarder.pid"
+    disown
   fi
   wait_for 20 "127.0.0.1:$API_PORT (see $STATE/forwarder.log; LAMPYRIS_API_PORT chooses another port)" \
     kubectl --kubeconfig="$KUBECONFIG_OUT" get --raw /readyz

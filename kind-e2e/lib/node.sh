@@ -34,8 +34,10 @@ in_node() { # in_node NUMBER COMMAND...
 daemon() {
   local i=$1 name=$2
   shift 2
-  in_node "$i" env -i PATH="$PATH" HOME=/root setsid "$@" >>"$STATE/node-$i/log/$name.log" 2>&1 </dev/null &
-  echo $! >"$STATE/node-$i/$name.pid"  # every command up to the daemon replaces the one before
+  # exec all the way: $! is the daemon itself, and no shell stays behind to wait for it.
+  (exec nsenter -t "$(node_pid "$i")" -m -n -u --wd=/ env -i PATH="$PATH" HOME=/ setsid "$@" \
+    >>"$STATE/node-$i/log/$name.log" 2>&1 </dev/null) &
+  echo $! >"$STATE/node-$i/$name.pid"
   disown
 }
 
@@ -69,8 +71,8 @@ make_node() { # make_node NUMBER: its namespaces, mounts, link and containerd; k
   rm -rf --one-file-system "$dir"/{pid,run-containerd,netns}
   mkdir -p "$keep" "$dir"/{kubelet/seccomp,run-containerd,cni,cni-state,pods-log,containers-log,netns,log,etcd}
   for disk in $(seq $DISKS_PER_NODE); do mkdir -p "$dir/kubelet/disks/disk-$disk"; done
-  unshare --mount --net --uts --propagation private bash -c "
-    hostname node-$i; mount --make-rshared /; echo \$\$ >$dir/pid; exec sleep infinity" >/dev/null 2>&1 </dev/null &
+  (exec unshare --mount --net --uts --propagation private bash -c "
+    hostname node-$i; mount --make-rshared /; echo \$\$ >$dir/pid; exec sleep infinity" >/dev/null 2>&1 </dev/null) &
   disown
   wait_for 10 "node-$i's namespaces" test -s "$dir/pid"
   in_node "$i" bash -euc "

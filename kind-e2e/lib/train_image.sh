@@ -74,7 +74,7 @@ pip_layer() { # pip_layer ROOT: NumPy comes from Debian, because Debian's torch 
 wheel_layer() { # wheel_layer ROOT
   rm -rf "$1" "$CACHE/wheel"
   mkdir -p "$1/$PYTHON_LOCAL"
-  (cd "$REPO/scan-agent/python" && PYO3_PYTHON=/usr/bin/python3 \
+  (cd "$REPO/scan-agent/python" && CARGO_TARGET_DIR="$CARGO_TARGET_DIR/wheel" PYO3_PYTHON=/usr/bin/python3 \
     "$CACHE/venv/bin/maturin" build -q --profile dev --interpreter /usr/bin/python3 --out "$CACHE/wheel") || return 1
   "$CACHE/venv/bin/pip" install -q --no-deps --no-compile --target "$1/$PYTHON_LOCAL" "$CACHE"/wheel/lampyris-*.whl
 }
