@@ -14,6 +14,7 @@ pub mod codec;
 pub mod conn;
 pub mod error;
 pub mod frame;
+pub mod fuzz;
 pub mod message;
 pub mod serve;
 pub mod shutdown;

@@ -1,5 +1,7 @@
 //! Message scripts: replicas over a store in memory, with the network in the test's hands.
 
+#![allow(clippy::cast_possible_truncation, reason = "the numbers of tests are small")]
+
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
