@@ -25,7 +25,10 @@ pub(super) struct Records {
 
 pub(super) fn options(may_create: bool) -> Options {
     let mut table = BlockBasedOptions::default();
-    table.set_block_cache(&Cache::new_lru_cache(CACHE_BYTES));
+    // Without memory for it RocksDB uses a cache of its own choice.
+    if let Ok(cache) = Cache::new_lru_cache(CACHE_BYTES) {
+        table.set_block_cache(&cache);
+    }
     table.set_bloom_filter(10.0, false);
     table.set_cache_index_and_filter_blocks(true);
     let mut options = Options::default();
