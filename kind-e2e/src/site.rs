@@ -36,11 +36,20 @@ pub fn site() -> Result<&'static Site> {
         .map_err(|e| anyhow!("{e}"))
 }
 
-fn install() -> Result<Site> {
+/// Installs the definitions of our kinds alone.
+///
+/// # Errors
+/// When no cluster answers or it refuses a definition.
+pub fn definitions() -> Result<()> {
     kube::kubectl(&["get", "--raw", "/readyz"]).context(
         "no cluster answers: run ./kind-e2e/cluster up and export the KUBECONFIG that it prints",
     )?;
     helm::install("lampyris-crds", "lampyris-crds", SYSTEM, &[])?;
+    Ok(())
+}
+
+fn install() -> Result<Site> {
+    definitions()?;
     helm::install("lampyris", "lampyris", SYSTEM, &[])?;
     helm::install(CLUSTER, "lampyris-cluster", STORAGE, &[])?;
     let (_, ready_after) = wait::until("StorageCluster Ready", READY_WITHIN, || {
