@@ -1,0 +1,102 @@
+//! Three storage servers over loopback with real engines, while one is killed, cut off, or all
+//! are: what was acknowledged stays, and reads go on.
+
+mod harness;
+
+use std::time::Duration;
+
+use harness::{Cluster, Workload};
+
+#[test]
+fn a_write_is_on_every_server_when_it_is_answered() {
+    let cluster = Cluster::start(3);
+    cluster.run(async {
+        cluster.wait_serving(3).await;
+        let mut client = cluster.client();
+        for index in 0..20 {
+            client.write(index, format!("chunk {index}").as_bytes()).await;
+        }
+        for target in cluster.targets() {
+            for index in 0..20 {
+                let bytes = client.read_at(target, index).await.expect("read");
+                assert_eq!(bytes, format!("chunk {index}").as_bytes(), "target {target}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_killed_server_costs_no_read_and_little_write_time_and_catches_up() {
+    let cluster = Cluster::start(3);
+    cluster.run(async {
+        cluster.wait_serving(3).await;
+        let load = Workload::start(&cluster);
+        load.wait_writes(30).await;
+        let victim = cluster.head_node();
+        cluster.kill(victim);
+        cluster.wait_serving(2).await;
+        load.wait_writes(30).await;
+        cluster.restart(victim);
+        cluster.wait_serving(3).await;
+        load.wait_writes(30).await;
+        let seen = load.finish().await;
+        assert_eq!(seen.failed_reads, 0);
+        assert!(seen.slowest_read < Duration::from_secs(5), "{seen:?}");
+        assert!(seen.slowest_write < Duration::from_secs(10), "{seen:?}");
+        cluster.assert_equal_copies(&seen.chunks).await;
+    });
+}
+
+#[test]
+fn a_server_that_is_cut_off_refuses_after_its_lease_and_catches_up() {
+    let cluster = Cluster::start(3);
+    cluster.run(async {
+        cluster.wait_serving(3).await;
+        let load = Workload::start(&cluster);
+        load.wait_writes(20).await;
+        let victim = cluster.tail_node();
+        cluster.cut(victim);
+        cluster.wait_serving(2).await;
+        load.wait_writes(20).await;
+        cluster.assert_refuses(victim).await;
+        cluster.heal(victim);
+        cluster.wait_serving(3).await;
+        let seen = load.finish().await;
+        assert_eq!(seen.failed_reads, 0);
+        assert!(seen.slowest_read < Duration::from_secs(5), "{seen:?}");
+        assert!(seen.slowest_write < Duration::from_secs(10), "{seen:?}");
+        cluster.assert_equal_copies(&seen.chunks).await;
+    });
+}
+
+#[test]
+fn a_cluster_killed_at_once_returns_by_itself_with_everything() {
+    let cluster = Cluster::start(3);
+    cluster.run(async {
+        cluster.wait_serving(3).await;
+        let load = Workload::start(&cluster);
+        load.wait_writes(30).await;
+        for node in 1..=3 {
+            cluster.kill(node);
+        }
+        for node in 1..=3 {
+            cluster.restart(node);
+        }
+        load.wait_writes(30).await;
+        cluster.wait_serving(3).await;
+        let seen = load.finish().await;
+        cluster.assert_equal_copies(&seen.chunks).await;
+    });
+}
+
+#[test]
+fn a_server_that_stops_in_order_is_out_at_once() {
+    let cluster = Cluster::start(3);
+    cluster.run(async {
+        cluster.wait_serving(3).await;
+        let before = std::time::Instant::now();
+        cluster.stop(1).await;
+        cluster.wait_serving(2).await;
+        assert!(before.elapsed() < Duration::from_secs(4), "no lease had to be waited out");
+    });
+}
