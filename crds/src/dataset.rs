@@ -235,7 +235,8 @@ impl Source {
 impl S3Source {
     fn config(&self) -> Value {
         let amazon = || format!("https://s3.{}.amazonaws.com", self.region);
-        let bundle = self.ca_bundle.as_ref().map(|pem| String::from_utf8_lossy(&pem.0).into_owned());
+        let bundle =
+            self.ca_bundle.as_ref().map(|pem| String::from_utf8_lossy(&pem.0).into_owned());
         json!({
             "uri": self.uri,
             "endpoint": self.endpoint.clone().unwrap_or_else(amazon),

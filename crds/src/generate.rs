@@ -102,7 +102,8 @@ mod tests {
 
     #[test]
     fn nullable_is_dropped_and_so_is_its_null_among_the_options() {
-        let mut value = serde_json::json!({"nullable": true, "enum": ["a", null], "format": "uint32"});
+        let mut value =
+            serde_json::json!({"nullable": true, "enum": ["a", null], "format": "uint32"});
         simplify(&mut value);
         assert_eq!(value, serde_json::json!({"enum": ["a"]}));
     }

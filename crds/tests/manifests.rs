@@ -108,7 +108,8 @@ fn each_rule_has_a_bad_manifest() {
 
 #[test]
 fn a_source_becomes_the_configuration_of_the_data_path() {
-    let text = std::fs::read_to_string(root().join("crds/tests/good/dataset-s3-full.yaml")).unwrap();
+    let text =
+        std::fs::read_to_string(root().join("crds/tests/good/dataset-s3-full.yaml")).unwrap();
     let dataset: crds::Dataset = serde_yaml_ng::from_str(&text).unwrap();
     let config = dataset.spec.source.config("ns");
     assert_eq!(config["s3"]["uri"], "s3://data/flights");
@@ -116,7 +117,11 @@ fn a_source_becomes_the_configuration_of_the_data_path() {
     assert!(config["s3"]["caBundle"].as_str().unwrap().starts_with("-----BEGIN CERTIFICATE-----"));
     assert_eq!(config["s3"]["credentials"], Value::Null);
 
-    let text = std::fs::read_to_string(root().join("crds/tests/good/dataset-cluster.yaml")).unwrap();
+    let text =
+        std::fs::read_to_string(root().join("crds/tests/good/dataset-cluster.yaml")).unwrap();
     let dataset: crds::Dataset = serde_yaml_ng::from_str(&text).unwrap();
-    assert_eq!(dataset.spec.source.config("ns")["cluster"]["manager"], "train-meta.storage.svc:9000");
+    assert_eq!(
+        dataset.spec.source.config("ns")["cluster"]["manager"],
+        "train-meta.storage.svc:9000"
+    );
 }

@@ -70,7 +70,11 @@ fn resource(kind: &str) -> Result<ApiResource, ApiError> {
 }
 
 /// Objects of `kind` in `namespace`.
-pub fn namespaced(client: &Client, kind: &str, namespace: &str) -> Result<Api<DynamicObject>, ApiError> {
+pub fn namespaced(
+    client: &Client,
+    kind: &str,
+    namespace: &str,
+) -> Result<Api<DynamicObject>, ApiError> {
     Ok(Api::namespaced_with(client.clone(), namespace, &resource(kind)?))
 }
 

@@ -116,7 +116,10 @@ impl RunArgs {
         check_name("--webhook-secret", &self.webhook_secret)?;
         check_name("--webhook-configuration", &self.webhook_configuration)?;
         if self.images.is_empty() || self.images.contains(char::is_whitespace) {
-            bail!("--images {:?}: give a registry such as registry.example.com/lampyris", self.images);
+            bail!(
+                "--images {:?}: give a registry such as registry.example.com/lampyris",
+                self.images
+            );
         }
         let tag_fits = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         if self.tag.is_empty() || self.tag.len() > 128 || !self.tag.chars().all(tag_fits) {

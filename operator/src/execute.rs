@@ -99,18 +99,15 @@ impl Executor {
             .map_err(|source| ApiError::Decode { what: id.name.clone(), source })?;
         let params =
             PostParams { field_manager: Some(self.manager.to_owned()), ..PostParams::default() };
-        let made = api::namespaced(&self.client, &id.kind, &id.namespace)?
-            .create(&params, &typed)
-            .await;
+        let made =
+            api::namespaced(&self.client, &id.kind, &id.namespace)?.create(&params, &typed).await;
         match made {
             Ok(_) => {
                 tracing::info!(kind = id.kind, namespace = id.namespace, name = id.name, "create");
                 Ok(())
             }
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-            Err(error) => {
-                Err(ApiError::request(format!("create {} {}", id.kind, id.name), error))
-            }
+            Err(error) => Err(ApiError::request(format!("create {} {}", id.kind, id.name), error)),
         }
     }
 
@@ -122,9 +119,7 @@ impl Executor {
         match gone {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-            Err(error) => {
-                Err(ApiError::request(format!("delete {} {}", id.kind, id.name), error))
-            }
+            Err(error) => Err(ApiError::request(format!("delete {} {}", id.kind, id.name), error)),
         }
     }
 

@@ -55,8 +55,9 @@ async fn send(
     path: &str,
     body: Option<&Value>,
 ) -> Result<(StatusCode, Value), HttpError> {
-    let stream =
-        TcpStream::connect(host).await.map_err(|error| HttpError::Connect(host.to_owned(), error))?;
+    let stream = TcpStream::connect(host)
+        .await
+        .map_err(|error| HttpError::Connect(host.to_owned(), error))?;
     let broken = |error| HttpError::Exchange(host.to_owned(), error);
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;

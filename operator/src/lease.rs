@@ -36,7 +36,9 @@ struct Observer {
 
 impl std::fmt::Debug for Election {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Election").field("identity", &self.observer.identity).finish_non_exhaustive()
+        f.debug_struct("Election")
+            .field("identity", &self.observer.identity)
+            .finish_non_exhaustive()
     }
 }
 

@@ -44,8 +44,7 @@ pub async fn retire(args: RetireArgs) -> anyhow::Result<()> {
 async fn stop_operator(client: &Client, args: &RetireArgs) -> anyhow::Result<()> {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), &args.system_namespace);
     let patch = Patch::Merge(json!({"spec": {"replicas": 0}}));
-    let scaled =
-        deployments.patch_scale(&args.deployment, &PatchParams::default(), &patch).await;
+    let scaled = deployments.patch_scale(&args.deployment, &PatchParams::default(), &patch).await;
     match scaled {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),

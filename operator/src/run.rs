@@ -70,7 +70,11 @@ async fn admin(
         if *stopping.borrow() {
             return Err("stopping".to_owned());
         }
-        if ready.is_set() { Ok(()) } else { Err("waiting for the webhook's certificate".to_owned()) }
+        if ready.is_set() {
+            Ok(())
+        } else {
+            Err("waiting for the webhook's certificate".to_owned())
+        }
     };
     let (leads, serves, identity) = (Arc::clone(leads), Arc::clone(current), args.identity.clone());
     let images = args.images();

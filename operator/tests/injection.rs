@@ -118,7 +118,8 @@ fn sidecars_come_first_and_pass_pod_security_restricted() {
     for (path, pod) in cases() {
         let injected = apply(&pod, &patch(&pod, "team").unwrap());
         let scan = pod["metadata"]["annotations"]["lampyris.dev/scan"] == "true";
-        let names = if scan { vec!["lampyris-mount", "lampyris-scan"] } else { vec!["lampyris-mount"] };
+        let names =
+            if scan { vec!["lampyris-mount", "lampyris-scan"] } else { vec!["lampyris-mount"] };
         for (index, name) in names.iter().enumerate() {
             let sidecar = &injected["spec"]["initContainers"][index];
             assert_eq!(sidecar["name"], *name, "{}", path.display());
@@ -134,7 +135,11 @@ fn sidecars_come_first_and_pass_pod_security_restricted() {
                 assert!(sidecar["resources"][part]["memory"].is_string());
             }
             let mounts = sidecar["volumeMounts"].as_array().unwrap();
-            assert!(mounts.iter().all(|m| m["mountPath"].as_str().unwrap().starts_with("/run/lampyris/")));
+            assert!(
+                mounts
+                    .iter()
+                    .all(|m| m["mountPath"].as_str().unwrap().starts_with("/run/lampyris/"))
+            );
         }
     }
 }
@@ -143,7 +148,10 @@ fn sidecars_come_first_and_pass_pod_security_restricted() {
 fn a_container_that_another_webhook_adds_later_is_mounted_at_the_next_call() {
     let (_, pod) = cases().remove(0);
     let mut injected = apply(&pod, &patch(&pod, "team").unwrap());
-    injected["spec"]["containers"].as_array_mut().unwrap().push(json!({"name": "late", "image": "x"}));
+    injected["spec"]["containers"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"name": "late", "image": "x"}));
     let index = injected["spec"]["containers"].as_array().unwrap().len() - 1;
     let again = patch(&injected, "team").unwrap();
     assert_eq!(again.len(), 1);
@@ -215,7 +223,9 @@ fn what_a_pod_sets_besides_is_checked_too() {
         app.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         json!({"containers": [app]})
     };
-    let taken = |path: &str| set("/spec", container(json!({"volumeMounts": [{"name": "v", "mountPath": path}]})));
+    let taken = |path: &str| {
+        set("/spec", container(json!({"volumeMounts": [{"name": "v", "mountPath": path}]})))
+    };
     assert!(taken("/data").contains("spec.containers[app].volumeMounts: /data overlaps"));
     assert!(taken("/data/x").contains("/data/x overlaps with the mount path /data"));
     assert!(taken("/run/lampyris/app").contains("overlaps"));
@@ -226,12 +236,17 @@ fn what_a_pod_sets_besides_is_checked_too() {
     assert!(set("/spec", reserved).contains("the name lampyris-mount belongs to lampyris"));
     assert!(note("lampyris.dev/scan", "yes").contains("\"yes\" is not \"true\" or \"false\""));
     assert!(note("lampyris.dev/scan", "true").contains("format Vortex"));
-    assert!(note("lampyris.dev/cpu-request", "much").contains("cpu-request]: \"much\" is not a positive"));
+    assert!(
+        note("lampyris.dev/cpu-request", "much")
+            .contains("cpu-request]: \"much\" is not a positive")
+    );
     assert!(note("lampyris.dev/memory-limit", "0").contains("memory-limit"));
     let mut both = pod("images:/data");
     both["metadata"]["annotations"]["lampyris.dev/memory-request"] = json!("2Gi");
     both["metadata"]["annotations"]["lampyris.dev/memory-limit"] = json!("1Gi");
-    assert!(patch(&both, "team").unwrap_err().to_string().contains("2Gi is more than the limit 1Gi"));
+    assert!(
+        patch(&both, "team").unwrap_err().to_string().contains("2Gi is more than the limit 1Gi")
+    );
 }
 
 #[test]

@@ -15,7 +15,9 @@ use operator::plan::cluster::{ClusterView, ManagerStatus};
 use operator::plan::dataset::{DatasetView, job_name};
 use operator::plan::load::LoadView;
 use operator::plan::table::TableView;
-use operator::plan::{Action, Children, Env, Images, ObjectId, Plan, cluster, dataset, lint, load, table};
+use operator::plan::{
+    Action, Children, Env, Images, ObjectId, Plan, cluster, dataset, lint, load, table,
+};
 use serde_json::{Value, json};
 
 const NAMESPACE: &str = "storage";
@@ -68,7 +70,8 @@ impl World {
         let key = (id.kind, id.name);
         if let Some(old) = self.objects.get(&key) {
             object["status"] = old["status"].clone();
-            object["metadata"]["generation"] = json!(old["metadata"]["generation"].as_i64().unwrap() + 1);
+            object["metadata"]["generation"] =
+                json!(old["metadata"]["generation"].as_i64().unwrap() + 1);
             if object["status"].is_null() {
                 object.as_object_mut().unwrap().remove("status");
             }
@@ -200,7 +203,8 @@ impl World {
 
     fn load(&self, name: &str) -> LoadView {
         let load: DatasetLoad = self.get_as("DatasetLoad", name).unwrap();
-        let from = load.spec.from.dataset_ref.as_ref().and_then(|r| self.get_as("Dataset", &r.name));
+        let from =
+            load.spec.from.dataset_ref.as_ref().and_then(|r| self.get_as("Dataset", &r.name));
         LoadView {
             target: self.get_as("Dataset", &load.spec.dataset_ref.name),
             from,
@@ -215,7 +219,9 @@ impl World {
         for action in &plan.actions {
             match action {
                 Action::Apply(object) | Action::Create(object) => self.put(object.clone()),
-                Action::Delete(id) => drop(self.objects.remove(&(id.kind.clone(), id.name.clone()))),
+                Action::Delete(id) => {
+                    drop(self.objects.remove(&(id.kind.clone(), id.name.clone())))
+                }
                 Action::Status(id, status) => {
                     let key = (id.kind.clone(), id.name.clone());
                     self.objects.get_mut(&key).unwrap()["status"] = status.clone();
@@ -243,7 +249,8 @@ fn render(plan: &Plan) -> String {
                 for c in status["conditions"].as_array().into_iter().flatten() {
                     let text = |key: &str| c[key].as_str().unwrap_or_default().to_owned();
                     let (type_, status) = (text("type"), text("status"));
-                    writeln!(out, "  {type_}={status} {}: {}", text("reason"), text("message")).unwrap();
+                    writeln!(out, "  {type_}={status} {}: {}", text("reason"), text("message"))
+                        .unwrap();
                 }
             }
             Action::Finalizer { object, name, present } => {

@@ -1,6 +1,7 @@
 //! Dataset: observe, plan, execute.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crds::Dataset;
 use crds::names::{ANNOTATION_INJECTED, LABEL_DATASET, LABEL_INJECT};
@@ -8,7 +9,7 @@ use futures::StreamExt;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::PartialObjectMeta;
-use kube::runtime::controller::{Action as Next, Controller};
+use kube::runtime::controller::{Action as Next, Config, Controller};
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Api, Resource, ResourceExt};
@@ -21,6 +22,9 @@ use crate::{observe, plan};
 
 type Meta = PartialObjectMeta<Dataset>;
 
+/// The index of pods follows their events by this much at most, as a rule.
+const DEBOUNCE: Duration = Duration::from_millis(200);
+
 pub(super) async fn run(shared: &Shared, stop: watch::Receiver<bool>) {
     let client = || shared.client.clone();
     let inspectors = labelled(LABEL_DATASET);
@@ -28,7 +32,8 @@ pub(super) async fn run(shared: &Shared, stop: watch::Receiver<bool>) {
     let controller = Controller::new(Api::<Meta>::all(client()), watcher::Config::default())
         .owns(Api::<Job>::all(client()), inspectors.clone())
         .watches(Api::<PartialObjectMeta<Pod>>::all(client()), inspectors, of_inspector)
-        .watches(Api::<PartialObjectMeta<Pod>>::all(client()), users, of_user);
+        .watches(Api::<PartialObjectMeta<Pod>>::all(client()), users, of_user)
+        .with_config(Config::default().debounce(DEBOUNCE));
     let context = Context::new(shared, "lampyris-dataset", "Dataset");
     drive!(controller, reconcile, context, stop);
 }
@@ -62,6 +67,7 @@ async fn reconcile(object: Arc<Meta>, context: Arc<Context>) -> Result<Next, Rec
     };
     let cluster_ready = observe::cluster_ready(client, &dataset).await?;
     let users = context.shared.users.of(&namespace, &dataset.name_any());
-    let view = DatasetView { dataset, job: state.job, messages: state.messages, users, cluster_ready };
+    let view =
+        DatasetView { dataset, job: state.job, messages: state.messages, users, cluster_ready };
     context.finish(&plan::dataset::plan(&view, &context.env()), &regarding).await
 }

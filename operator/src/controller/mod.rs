@@ -87,7 +87,13 @@ impl Context {
         let reporter = Reporter { controller: name.to_owned(), instance: None };
         let recorder = Recorder::new(shared.client.clone(), reporter);
         let executor = Executor::new(shared.client.clone(), recorder, name);
-        Arc::new(Self { shared: shared.clone(), executor, name, kind, failures: Default::default() })
+        Arc::new(Self {
+            shared: shared.clone(),
+            executor,
+            name,
+            kind,
+            failures: Default::default(),
+        })
     }
 
     fn env(&self) -> Env {

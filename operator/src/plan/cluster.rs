@@ -86,7 +86,9 @@ pub fn plan(view: &ClusterView, env: &Env) -> Plan {
     for node in &view.nodes {
         node_status(&mut plan, view, node, env);
     }
-    if view.table.is_none() && let Some(members) = members(view, &ids) {
+    if view.table.is_none()
+        && let Some(members) = members(view, &ids)
+    {
         plan.actions.push(Action::Create(chain_table(&view.cluster, &members)));
     }
     cluster_status(&mut plan, view, &ids, waiting, env);
@@ -145,9 +147,10 @@ fn roll_out(plan: &mut Plan, view: &ClusterView, ids: &[i64], env: &Env) -> Vec<
 /// Whether taking one server away for a moment leaves every chain readable and writable.
 fn gate_is_open(view: &ClusterView, sets: &[Value]) -> bool {
     let all_ready = sets.iter().filter_map(|set| child(view, set)).all(set_is_ready);
-    let healthy = view.manager.as_ref().is_some_and(|manager| {
-        manager.chains.degraded == 0 && manager.chains.unavailable == 0
-    });
+    let healthy = view
+        .manager
+        .as_ref()
+        .is_some_and(|manager| manager.chains.degraded == 0 && manager.chains.unavailable == 0);
     all_ready && (healthy || view.table.is_none())
 }
 
@@ -173,10 +176,8 @@ fn storage_node(cluster: &StorageCluster, id: i64) -> Value {
 fn chain_table(cluster: &StorageCluster, members: &[(i64, String)]) -> Value {
     let storage = &cluster.spec.storage;
     let name = format!("{}-table-1", cluster.name_any());
-    let nodes: Vec<Value> = members
-        .iter()
-        .map(|(id, domain)| json!({"nodeId": id, "failureDomain": domain}))
-        .collect();
+    let nodes: Vec<Value> =
+        members.iter().map(|(id, domain)| json!({"nodeId": id, "failureDomain": domain})).collect();
     let chunk = diff::quantity_milli(&storage.chunk_size.0).unwrap_or_default() / 1_000;
     json!({
         "apiVersion": API_VERSION,
@@ -225,7 +226,8 @@ fn node_status(plan: &mut Plan, view: &ClusterView, node: &StorageNode, env: &En
         condition::set(&mut status.conditions, "Ready", verdict, generation, env.now);
     }
     if status != old {
-        let id = ObjectId::new("StorageNode", &node.namespace().unwrap_or_default(), &node.name_any());
+        let id =
+            ObjectId::new("StorageNode", &node.namespace().unwrap_or_default(), &node.name_any());
         plan.actions.push(Action::Status(id, json!(status)));
     }
 }
@@ -271,7 +273,11 @@ fn cluster_status(
     }
     let ready = readiness(view, ids, &old);
     let degraded = view.manager.as_ref().map_or_else(
-        || Verdict { status: "Unknown", reason: "ManagerUnavailable".to_owned(), message: "the manager does not answer".to_owned() },
+        || Verdict {
+            status: "Unknown",
+            reason: "ManagerUnavailable".to_owned(),
+            message: "the manager does not answer".to_owned(),
+        },
         |manager| lost_nodes(view, manager),
     );
     let progressing = progress(plan, &waiting);
@@ -338,7 +344,10 @@ fn readiness(view: &ClusterView, ids: &[i64], old: &StorageClusterStatus) -> Ver
         return Verdict::no("NoPlacement", problem);
     }
     let Some(manager) = &view.manager else {
-        let text = format!("the manager does not answer: see pod {}-0", meta_name(&view.cluster.name_any()));
+        let text = format!(
+            "the manager does not answer: see pod {}-0",
+            meta_name(&view.cluster.name_any())
+        );
         return Verdict::no("ManagerUnavailable", text);
     };
     let chains = &manager.chains;
@@ -346,7 +355,10 @@ fn readiness(view: &ClusterView, ids: &[i64], old: &StorageClusterStatus) -> Ver
     if !manager.ready || manager.table_revision == 0 || chains.total == 0 {
         Verdict::no("Bootstrapping", "the manager does not serve a chain table yet")
     } else if chains.unavailable > 0 {
-        let text = format!("{} of {} chains have no replica that serves", chains.unavailable, chains.total);
+        let text = format!(
+            "{} of {} chains have no replica that serves",
+            chains.unavailable, chains.total
+        );
         Verdict::no("ChainsUnavailable", text)
     } else if chains.degraded > 0 && !was_ready {
         let text = format!("{} of {} chains have all their replicas", chains.serving, chains.total);
@@ -366,7 +378,8 @@ fn unplaced(view: &ClusterView, ids: &[i64]) -> Option<Verdict> {
     let label = &view.cluster.spec.storage.failure_domain;
     let bare = view.hosts.values().find(|host| !view.domains.contains_key(*host));
     if let Some(host) = bare {
-        let text = format!("node {host} has no label {label}: label it, or choose another failureDomain");
+        let text =
+            format!("node {host} has no label {label}: label it, or choose another failureDomain");
         return Some(Verdict::no("FailureDomainMissing", text));
     }
     let placed = ids.iter().filter(|id| view.hosts.contains_key(id)).count();

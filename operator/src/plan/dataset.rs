@@ -17,6 +17,8 @@ use super::{Action, Env, ObjectId, Plan};
 const RETRY_S: i64 = 12;
 /// Seconds between looks while something outside is awaited.
 const WAIT_S: u64 = 5;
+/// Seconds between looks at the pods that use the Dataset: their index may lag behind its events.
+const USERS_S: u64 = 15;
 /// Seconds that one look may take.
 const DEADLINE_S: i64 = 600;
 /// Pods named in status and messages.
@@ -66,13 +68,17 @@ pub fn plan(view: &DatasetView, env: &Env) -> Plan {
     } else {
         follow_cluster(&mut plan, &mut status, view, env);
     }
-    let id = ObjectId::new("Dataset", &dataset.namespace().unwrap_or_default(), &dataset.name_any());
+    let id =
+        ObjectId::new("Dataset", &dataset.namespace().unwrap_or_default(), &dataset.name_any());
     if status != old {
         plan.actions.push(Action::Status(id.clone(), json!(status)));
     }
     // The finalizer is there only while it protects someone, so that nothing hangs without us.
     let held = dataset.finalizers().iter().any(|name| name == FINALIZER_DATASET);
     let present = !view.users.is_empty();
+    if held || present {
+        plan.requeue(USERS_S);
+    }
     if held != present && !(deleting && present) {
         plan.actions.push(Action::Finalizer {
             object: id,
@@ -113,8 +119,13 @@ fn names(users: &[String]) -> String {
 fn follow_cluster(plan: &mut Plan, status: &mut DatasetStatus, view: &DatasetView, env: &Env) {
     let verdict = match view.cluster_ready {
         Some(true) => Verdict::yes("ClusterReady", "the StorageCluster serves"),
-        Some(false) => Verdict::no("StoreUnavailable", "the StorageCluster is not ready: see its conditions"),
-        None => Verdict::no("ClusterNotFound", "create the StorageCluster that source.cluster.ref names"),
+        Some(false) => {
+            Verdict::no("StoreUnavailable", "the StorageCluster is not ready: see its conditions")
+        }
+        None => Verdict::no(
+            "ClusterNotFound",
+            "create the StorageCluster that source.cluster.ref names",
+        ),
     };
     if !verdict.holds() {
         plan.requeue(WAIT_S);
@@ -251,7 +262,13 @@ fn record(status: &mut DatasetStatus, result: &Value) {
     status.revision = text("revision");
 }
 
-fn judge(plan: &mut Plan, status: &mut DatasetStatus, view: &DatasetView, verdict: Verdict, env: &Env) {
+fn judge(
+    plan: &mut Plan,
+    status: &mut DatasetStatus,
+    view: &DatasetView,
+    verdict: Verdict,
+    env: &Env,
+) {
     let good = verdict.holds();
     status.phase = Some(if good { "Ready" } else { "Failed" }.to_owned());
     let generation = view.dataset.metadata.generation;

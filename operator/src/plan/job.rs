@@ -57,18 +57,19 @@ pub fn manifest(request: JobRequest<'_>, images: &Images) -> Value {
 }
 
 fn pod(request: &JobRequest<'_>, images: &Images) -> Value {
-    let mut args = vec![
-        json!(request.command),
-        json!("--config-json"),
-        json!(request.config.to_string()),
-    ];
+    let mut args =
+        vec![json!(request.command), json!("--config-json"), json!(request.config.to_string())];
     let mut mounts = vec![json!({"name": "tmp", "mountPath": "/tmp"})];
     let mut volumes = vec![json!({"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}})];
     if let Some(secret) = request.secret {
         args.extend([json!("--credentials-dir"), json!("/run/credentials")]);
-        mounts.push(json!({"name": "credentials", "mountPath": "/run/credentials", "readOnly": true}));
+        mounts.push(
+            json!({"name": "credentials", "mountPath": "/run/credentials", "readOnly": true}),
+        );
         // Optional, so that a missing Secret becomes a condition and not a pod that hangs.
-        volumes.push(json!({"name": "credentials", "secret": {"secretName": secret, "optional": true}}));
+        volumes.push(
+            json!({"name": "credentials", "secret": {"secretName": secret, "optional": true}}),
+        );
     }
     json!({
         "restartPolicy": "Never",

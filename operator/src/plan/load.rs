@@ -50,7 +50,8 @@ pub fn plan(view: &LoadView, env: &Env) -> Plan {
     let mut plan = Plan::default();
     let load = &view.load;
     let old = load.status.clone().unwrap_or_default();
-    let over = ["Complete", "Failed"].iter().any(|type_| condition::is_true(&old.conditions, type_));
+    let over =
+        ["Complete", "Failed"].iter().any(|type_| condition::is_true(&old.conditions, type_));
     if over || load.metadata.deletion_timestamp.is_some() {
         return plan;
     }
@@ -70,7 +71,8 @@ pub fn plan(view: &LoadView, env: &Env) -> Plan {
             plan.requeue(WAIT_S);
         }
         (None, Err(Obstacle::NotACluster(what))) => {
-            let text = format!("Dataset {what} has no source.cluster, so nothing can be loaded into it");
+            let text =
+                format!("Dataset {what} has no source.cluster, so nothing can be loaded into it");
             fail(&mut plan, &mut status, view, "NotACluster", text, env);
         }
     }

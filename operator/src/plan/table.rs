@@ -69,7 +69,8 @@ pub fn plan(view: &TableView, env: &Env) -> Plan {
     let ready = verdict.holds();
     conclude(&mut plan, &mut status, view, verdict, env);
     if status != old {
-        let id = ObjectId::new("ChainTable", &table.namespace().unwrap_or_default(), &table.name_any());
+        let id =
+            ObjectId::new("ChainTable", &table.namespace().unwrap_or_default(), &table.name_any());
         plan.actions.insert(0, Action::Status(id, json!(status)));
     }
     plan.requeue(if ready { IDLE_S } else { BUSY_S });
@@ -78,7 +79,9 @@ pub fn plan(view: &TableView, env: &Env) -> Plan {
 
 fn readiness(view: &TableView, accepted: bool) -> Verdict {
     match (&view.manager, &view.refusal) {
-        (_, Some(why)) => Verdict::no("TableRefused", format!("the manager refused the table: {why}")),
+        (_, Some(why)) => {
+            Verdict::no("TableRefused", format!("the manager refused the table: {why}"))
+        }
         (None, _) => Verdict::no("ManagerUnavailable", "the manager does not answer"),
         (Some(_), None) if accepted => Verdict::yes("Accepted", "the manager serves this table"),
         (Some(_), None) => Verdict::no("Pushing", "the table is being given to the manager"),
@@ -122,8 +125,14 @@ fn conclude(
 pub fn degraded(health: &ChainCount) -> Verdict {
     match (health.unavailable, health.degraded) {
         (0, 0) => Verdict::no("AllServing", format!("all {} chains serve", health.total)),
-        (0, n) => Verdict::yes("ReplicasMissing", format!("{n} of {} chains miss a replica", health.total)),
-        (n, _) => Verdict::yes("ChainsUnavailable", format!("{n} of {} chains have no replica", health.total)),
+        (0, n) => Verdict::yes(
+            "ReplicasMissing",
+            format!("{n} of {} chains miss a replica", health.total),
+        ),
+        (n, _) => Verdict::yes(
+            "ChainsUnavailable",
+            format!("{n} of {} chains have no replica", health.total),
+        ),
     }
 }
 
@@ -131,7 +140,8 @@ pub fn degraded(health: &ChainCount) -> Verdict {
 fn solve(table: &ChainTable) -> Result<(Vec<String>, DesignStatus), String> {
     let mut nodes = Vec::new();
     for node in &table.spec.nodes {
-        let id = u32::try_from(node.node_id).map_err(|_| format!("node id {} is too large", node.node_id))?;
+        let id = u32::try_from(node.node_id)
+            .map_err(|_| format!("node id {} is too large", node.node_id))?;
         nodes.push(NodeInput { id, domain: node.failure_domain.clone() });
     }
     let number = |n: i32| usize::try_from(n).unwrap_or_default();

@@ -4,8 +4,8 @@
 
 use crds::StorageCluster;
 use crds::names::{
-    LABEL_CLUSTER, LABEL_COMPONENT, LABEL_NODE_ID, META_ADMIN_PORT, META_PORT,
-    STORAGE_ADMIN_PORT, STORAGE_PORT,
+    LABEL_CLUSTER, LABEL_COMPONENT, LABEL_NODE_ID, META_ADMIN_PORT, META_PORT, STORAGE_ADMIN_PORT,
+    STORAGE_PORT,
 };
 use crds::shared::{Resources, VolumeSpec};
 use kube::ResourceExt;
@@ -55,9 +55,15 @@ pub fn meta_set(cluster: &StorageCluster, images: &Images) -> Value {
     let name = cluster.name_any();
     let spec = &cluster.spec.metadata;
     let args = json!([
-        "serve", "--cluster", name, "--data", "/data",
-        "--listen", format!("0.0.0.0:{META_PORT}"),
-        "--admin", format!("0.0.0.0:{META_ADMIN_PORT}"),
+        "serve",
+        "--cluster",
+        name,
+        "--data",
+        "/data",
+        "--listen",
+        format!("0.0.0.0:{META_PORT}"),
+        "--admin",
+        format!("0.0.0.0:{META_ADMIN_PORT}"),
     ]);
     let server = Server {
         component: "meta",
@@ -85,12 +91,23 @@ pub fn storage_set(cluster: &StorageCluster, node_id: i64, images: &Images) -> V
     let spec = &cluster.spec.storage;
     let namespace = cluster.namespace().unwrap_or_default();
     let args = json!([
-        "serve", "--cluster", name, "--node-id", node_id.to_string(), "--data", "/data",
-        "--manager", crds::cluster::manager_address(&name, &namespace),
-        "--listen", format!("0.0.0.0:{STORAGE_PORT}"),
-        "--advertise", format!("$(POD_IP):{STORAGE_PORT}"),
-        "--admin", format!("0.0.0.0:{STORAGE_ADMIN_PORT}"),
-        "--io", "auto",
+        "serve",
+        "--cluster",
+        name,
+        "--node-id",
+        node_id.to_string(),
+        "--data",
+        "/data",
+        "--manager",
+        crds::cluster::manager_address(&name, &namespace),
+        "--listen",
+        format!("0.0.0.0:{STORAGE_PORT}"),
+        "--advertise",
+        format!("$(POD_IP):{STORAGE_PORT}"),
+        "--admin",
+        format!("0.0.0.0:{STORAGE_ADMIN_PORT}"),
+        "--io",
+        "auto",
     ]);
     let server = Server {
         component: "storage",

@@ -19,13 +19,19 @@ pub const OWN_DIR: &str = "/run/lampyris";
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Denial {
     /// Nothing to inject.
-    #[error("metadata.annotations[{ANNOTATION_DATASETS}] is missing: name a Dataset such as imagenet:/data, or remove the label lampyris.dev/inject")]
+    #[error(
+        "metadata.annotations[{ANNOTATION_DATASETS}] is missing: name a Dataset such as imagenet:/data, or remove the label lampyris.dev/inject"
+    )]
     NoDatasets,
     /// Too much to inject.
-    #[error("metadata.annotations[{ANNOTATION_DATASETS}] names {0} datasets: at most {DATASETS_MAX} are possible, use several pods")]
+    #[error(
+        "metadata.annotations[{ANNOTATION_DATASETS}] names {0} datasets: at most {DATASETS_MAX} are possible, use several pods"
+    )]
     TooMany(usize),
     /// An entry that cannot be read.
-    #[error("metadata.annotations[{ANNOTATION_DATASETS}]: {entry:?} {problem}: write name[@namespace]:/mount[:ro|rw], with commas between")]
+    #[error(
+        "metadata.annotations[{ANNOTATION_DATASETS}]: {entry:?} {problem}: write name[@namespace]:/mount[:ro|rw], with commas between"
+    )]
     Syntax {
         /// The entry.
         entry: String,
@@ -33,10 +39,14 @@ pub enum Denial {
         problem: &'static str,
     },
     /// Two entries in one place.
-    #[error("metadata.annotations[{ANNOTATION_DATASETS}]: mount paths {0} and {1} overlap: choose separate paths")]
+    #[error(
+        "metadata.annotations[{ANNOTATION_DATASETS}]: mount paths {0} and {1} overlap: choose separate paths"
+    )]
     Overlap(String, String),
     /// An entry in the place of a volume of the user.
-    #[error("spec.{list}[{container}].volumeMounts: {taken} overlaps with the mount path {path} of a dataset: choose another path in metadata.annotations[{ANNOTATION_DATASETS}]")]
+    #[error(
+        "spec.{list}[{container}].volumeMounts: {taken} overlaps with the mount path {path} of a dataset: choose another path in metadata.annotations[{ANNOTATION_DATASETS}]"
+    )]
     PathTaken {
         /// `containers` or `initContainers`.
         list: &'static str,
@@ -48,16 +58,24 @@ pub enum Denial {
         path: String,
     },
     /// No such Dataset.
-    #[error("metadata.annotations[{ANNOTATION_DATASETS}]: Dataset {0} does not exist: create it first, or correct the name (name@namespace for another namespace)")]
+    #[error(
+        "metadata.annotations[{ANNOTATION_DATASETS}]: Dataset {0} does not exist: create it first, or correct the name (name@namespace for another namespace)"
+    )]
     UnknownDataset(String),
     /// The Dataset is going away.
-    #[error("metadata.annotations[{ANNOTATION_DATASETS}]: Dataset {0} is being deleted: use another one, or wait and create it again")]
+    #[error(
+        "metadata.annotations[{ANNOTATION_DATASETS}]: Dataset {0} is being deleted: use another one, or wait and create it again"
+    )]
     DatasetDeleting(String),
     /// A write to what cannot be written.
-    #[error("metadata.annotations[{ANNOTATION_DATASETS}]: Dataset {0} is read-only: write :ro, or use a Dataset with source.cluster and readOnly: false")]
+    #[error(
+        "metadata.annotations[{ANNOTATION_DATASETS}]: Dataset {0} is read-only: write :ro, or use a Dataset with source.cluster and readOnly: false"
+    )]
     ReadOnly(String),
     /// Credentials that the pod cannot have.
-    #[error("metadata.annotations[{ANNOTATION_DATASETS}]: Dataset {dataset} uses a Secret of its own namespace: run the pod in namespace {namespace}, or create a Dataset with that source in the pod's namespace")]
+    #[error(
+        "metadata.annotations[{ANNOTATION_DATASETS}]: Dataset {dataset} uses a Secret of its own namespace: run the pod in namespace {namespace}, or create a Dataset with that source in the pod's namespace"
+    )]
     ForeignSecret {
         /// The Dataset.
         dataset: String,
@@ -65,7 +83,9 @@ pub enum Denial {
         namespace: String,
     },
     /// Scanning what cannot be scanned.
-    #[error("metadata.annotations[{ANNOTATION_SCAN}]: none of the pod's datasets has format Vortex: remove the annotation, or name such a Dataset")]
+    #[error(
+        "metadata.annotations[{ANNOTATION_SCAN}]: none of the pod's datasets has format Vortex: remove the annotation, or name such a Dataset"
+    )]
     NothingToScan,
     /// An annotation with a value that is not one.
     #[error("metadata.annotations[{annotation}]: {value:?} is not {wanted}")]
@@ -78,7 +98,9 @@ pub enum Denial {
         wanted: &'static str,
     },
     /// A request above its limit.
-    #[error("metadata.annotations[{request}]: {asked} is more than the limit {limit}: lower it, or raise the annotation that ends in -limit")]
+    #[error(
+        "metadata.annotations[{request}]: {asked} is more than the limit {limit}: lower it, or raise the annotation that ends in -limit"
+    )]
     AboveLimit {
         /// The annotation of the request.
         request: &'static str,
@@ -96,10 +118,14 @@ pub enum Denial {
         name: String,
     },
     /// A pod that cannot have FUSE mounts.
-    #[error("spec.os.name is windows: datasets can be mounted on Linux only, remove the label lampyris.dev/inject")]
+    #[error(
+        "spec.os.name is windows: datasets can be mounted on Linux only, remove the label lampyris.dev/inject"
+    )]
     Windows,
     /// A pod in a user namespace.
-    #[error("spec.hostUsers is false: datasets cannot be mounted into pods with a user namespace yet, remove the field")]
+    #[error(
+        "spec.hostUsers is false: datasets cannot be mounted into pods with a user namespace yet, remove the field"
+    )]
     UserNamespace,
     /// A request that is not about a pod.
     #[error("the request holds no pod")]
@@ -168,7 +194,12 @@ pub fn read(pod: &Value, namespace: &str) -> Result<Ask, Denial> {
         }
     };
     let sizes = Sizes {
-        cpu: pair(get(ANNOTATION_CPU_REQUEST), get(ANNOTATION_CPU_LIMIT), ANNOTATION_CPU_REQUEST, ANNOTATION_CPU_LIMIT)?,
+        cpu: pair(
+            get(ANNOTATION_CPU_REQUEST),
+            get(ANNOTATION_CPU_LIMIT),
+            ANNOTATION_CPU_REQUEST,
+            ANNOTATION_CPU_LIMIT,
+        )?,
         memory: pair(
             get(ANNOTATION_MEMORY_REQUEST),
             get(ANNOTATION_MEMORY_LIMIT),
@@ -246,9 +277,9 @@ fn is_label(text: &str) -> bool {
 #[must_use]
 pub fn overlap(a: &str, b: &str) -> bool {
     let inside = |inner: &str, outer: &str| {
-        inner.strip_prefix(outer.trim_end_matches('/')).is_some_and(|rest| {
-            rest.is_empty() || rest.starts_with('/')
-        })
+        inner
+            .strip_prefix(outer.trim_end_matches('/'))
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
     };
     inside(a, b) || inside(b, a)
 }

@@ -61,7 +61,11 @@ impl Stored {
 }
 
 /// What should be stored instead of `stored` at time `now`; `None` if it is good.
-pub fn renew(stored: &Stored, names: &[String], now: Timestamp) -> Result<Option<Stored>, CertError> {
+pub fn renew(
+    stored: &Stored,
+    names: &[String],
+    now: Timestamp,
+) -> Result<Option<Stored>, CertError> {
     let mut next = stored.clone();
     match life(&stored.authority, "ca.crt") {
         Err(_) => {
@@ -74,7 +78,9 @@ pub fn renew(stored: &Stored, names: &[String], now: Timestamp) -> Result<Option
         }
         Ok(_) => {}
     }
-    if !next.old_authority.is_empty() && life(&next.old_authority, "old-ca.crt").is_ok_and(|l| l.is_over(now)) {
+    if !next.old_authority.is_empty()
+        && life(&next.old_authority, "old-ca.crt").is_ok_and(|l| l.is_over(now))
+    {
         next.old_authority.clear();
     }
     if needs_leaf(&next, now)? {
@@ -111,7 +117,8 @@ impl Life {
 }
 
 fn life(pem: &str, what: &'static str) -> Result<Life, CertError> {
-    let (_, block) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).map_err(|_| CertError::Read(what))?;
+    let (_, block) =
+        x509_parser::pem::parse_x509_pem(pem.as_bytes()).map_err(|_| CertError::Read(what))?;
     let certificate = block.parse_x509().map_err(|_| CertError::Read(what))?;
     let validity = certificate.validity();
     let first = certificate.subject().iter_common_name().next();
@@ -125,13 +132,18 @@ fn life(pem: &str, what: &'static str) -> Result<Life, CertError> {
     })
 }
 
-fn params(common_name: &str, now: Timestamp, life: SignedDuration) -> Result<CertificateParams, CertError> {
+fn params(
+    common_name: &str,
+    now: Timestamp,
+    life: SignedDuration,
+) -> Result<CertificateParams, CertError> {
     let mut params = CertificateParams::default();
     let mut name = DistinguishedName::new();
     name.push(DnType::CommonName, common_name);
     params.distinguished_name = name;
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
-    let since = |at: Timestamp| Duration::from_secs(u64::try_from(at.as_second()).unwrap_or_default());
+    let since =
+        |at: Timestamp| Duration::from_secs(u64::try_from(at.as_second()).unwrap_or_default());
     params.not_before = epoch + since(now.checked_sub(SKEW)?);
     params.not_after = epoch + since(now.checked_add(life)?);
     Ok(params)
@@ -151,7 +163,11 @@ fn authority_params(name: &str, now: Timestamp) -> Result<CertificateParams, Cer
     Ok(params)
 }
 
-fn make_leaf(stored: &Stored, names: &[String], now: Timestamp) -> Result<(String, String), CertError> {
+fn make_leaf(
+    stored: &Stored,
+    names: &[String],
+    now: Timestamp,
+) -> Result<(String, String), CertError> {
     let authority_key = KeyPair::from_pem(&stored.authority_key)?;
     let name = life(&stored.authority, "ca.crt")?.common_name;
     let issuer = Issuer::new(authority_params(&name, now)?, authority_key);
@@ -228,7 +244,8 @@ mod tests {
 
     #[test]
     fn rubbish_in_the_secret_is_replaced() {
-        let rubbish = Stored { authority: "x".to_owned(), leaf: "y".to_owned(), ..Stored::default() };
+        let rubbish =
+            Stored { authority: "x".to_owned(), leaf: "y".to_owned(), ..Stored::default() };
         assert!(trusted(&next(&rubbish, day(0))));
     }
 

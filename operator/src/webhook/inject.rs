@@ -97,9 +97,8 @@ fn append(out: &mut Vec<Value>, path: &str, have: &Value, wanted: Vec<Value>) {
 
 fn check_names(pod: &Value) -> Result<(), Denial> {
     for list in ["volumes", "initContainers", "containers"] {
-        let reserved = |item: &&Value| {
-            item["name"].as_str().is_some_and(|name| name.starts_with("lampyris-"))
-        };
+        let reserved =
+            |item: &&Value| item["name"].as_str().is_some_and(|name| name.starts_with("lampyris-"));
         if let Some(item) = items(&pod["spec"][list]).find(reserved) {
             let name = item["name"].as_str().unwrap_or_default().to_owned();
             return Err(Denial::ReservedName { list, name });
@@ -132,11 +131,7 @@ fn inside(inner: &str, outer: &str) -> bool {
     inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with('/'))
 }
 
-fn volumes(
-    namespace: &str,
-    ask: &Ask,
-    datasets: &[Option<Dataset>],
-) -> Result<Vec<Value>, Denial> {
+fn volumes(namespace: &str, ask: &Ask, datasets: &[Option<Dataset>]) -> Result<Vec<Value>, Denial> {
     let mut list = Vec::new();
     let mut scannable = false;
     for (index, mention) in ask.mentions.iter().enumerate() {
@@ -279,11 +274,8 @@ fn mark(out: &mut Vec<Value>, pod: &Value, ask: &Ask) {
         path: &mention.path,
         mode: if mention.writable { "rw" } else { "ro" },
     });
-    let marker = Marker {
-        version: env!("CARGO_PKG_VERSION"),
-        datasets: datasets.collect(),
-        scan: ask.scan,
-    };
+    let marker =
+        Marker { version: env!("CARGO_PKG_VERSION"), datasets: datasets.collect(), scan: ask.scan };
     let text = serde_json::to_string(&marker).unwrap_or_default();
     if pod["metadata"]["annotations"][ANNOTATION_INJECTED] != text.as_str() {
         let key = ANNOTATION_INJECTED.replace('~', "~0").replace('/', "~1");

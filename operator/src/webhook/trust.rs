@@ -94,7 +94,10 @@ async fn round(
     leading: bool,
 ) -> Result<Option<Stored>, TrustError> {
     let Some(mut secret) = secrets.get_opt(&names.secret).await? else {
-        tracing::warn!(secret = names.secret, "the webhook's Secret does not exist; install the chart");
+        tracing::warn!(
+            secret = names.secret,
+            "the webhook's Secret does not exist; install the chart"
+        );
         return Ok(None);
     };
     let mut stored = read(&secret);
@@ -154,7 +157,8 @@ async fn trust(
     if operations.is_empty() {
         return Ok(());
     }
-    let patch: json_patch::Patch = serde_json::from_value(json!(operations)).map_err(kube::Error::SerdeError)?;
+    let patch: json_patch::Patch =
+        serde_json::from_value(json!(operations)).map_err(kube::Error::SerdeError)?;
     configurations.patch(name, &PatchParams::default(), &Patch::Json::<()>(patch)).await?;
     tracing::info!(name, "told the API server whom to trust");
     Ok(())
