@@ -165,7 +165,12 @@ mod tests {
             serde_json::from_str(r#"{"status":{"volume":"v","ok":true}}"#).unwrap();
         assert_eq!(
             ok,
-            FromSidecar::Status(Status { volume: "v".into(), ok: true, reason: None, message: None })
+            FromSidecar::Status(Status {
+                volume: "v".into(),
+                ok: true,
+                reason: None,
+                message: None
+            })
         );
         let push: FromNode = serde_json::from_str(
             r#"{"credentials":{"volume":"v","accessKeyId":"a","secretAccessKey":"s","new":1}}"#,

@@ -139,13 +139,12 @@ impl Server {
         }
         let place = Place::take(Arc::clone(&self.places));
         let store = Arc::clone(&self.store);
-        let spawned =
-            std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
-                if let Err(error) = converse(stream, &store) {
-                    eprintln!("lampyris-keeper: connection ended: {error}");
-                }
-                drop(place);
-            });
+        let spawned = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
+            if let Err(error) = converse(stream, &store) {
+                eprintln!("lampyris-keeper: connection ended: {error}");
+            }
+            drop(place);
+        });
         if let Err(error) = spawned {
             eprintln!("lampyris-keeper: start a thread: {error}");
         }

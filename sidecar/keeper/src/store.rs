@@ -140,7 +140,10 @@ mod tests {
         for n in 0..MAX_TOTAL_META_BYTES / MAX_META_BYTES {
             store.put(&format!("k{n}"), &big, descriptor()).unwrap();
         }
-        assert_eq!(store.put("one-more", &json!({}), descriptor()), Err(StoreError::Full("metadata")));
+        assert_eq!(
+            store.put("one-more", &json!({}), descriptor()),
+            Err(StoreError::Full("metadata"))
+        );
         store.remove("k0");
         store.put("one-more", &json!({}), descriptor()).unwrap();
     }

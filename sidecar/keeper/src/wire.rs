@@ -82,9 +82,7 @@ impl Connection {
     ///
     /// # Errors
     /// See [`WireError`]. After [`WireError::Malformed`] the next message can be received.
-    pub fn receive<T: DeserializeOwned>(
-        &mut self,
-    ) -> Result<Option<(T, Vec<OwnedFd>)>, WireError> {
+    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<Option<(T, Vec<OwnedFd>)>, WireError> {
         match self.reader.recv_line(&self.stream)? {
             Some(line) => Ok(Some((serde_json::from_slice(&line.bytes)?, line.fds))),
             None => Ok(None),

@@ -31,6 +31,7 @@ pub struct Answer {
 }
 
 type Future2<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type MoreMetrics = dyn Fn() -> Future2<String> + Send + Sync;
 type Routes = dyn Fn(Method, String, Bytes) -> Future2<Option<Answer>> + Send + Sync;
 
 /// What the endpoint shows of its process.
@@ -39,6 +40,7 @@ pub struct Admin {
     ready: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
     state: Box<dyn Fn() -> serde_json::Value + Send + Sync>,
     routes: Option<Box<Routes>>,
+    more_metrics: Option<Box<MoreMetrics>>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -55,7 +57,7 @@ impl Admin {
         state: impl Fn() -> serde_json::Value + Send + Sync + 'static,
     ) -> Self {
         let registry = Mutex::new(registry);
-        Self { registry, ready: Box::new(ready), state: Box::new(state), routes: None }
+        Self { registry, ready: Box::new(ready), state: Box::new(state), routes: None, more_metrics: None }
     }
 
     /// Adds the process's own routes: given method, path and body, `None` if there is no such
@@ -70,6 +72,17 @@ impl Admin {
         self
     }
 
+    /// Adds metrics that the process passes on for others: whole families of the text format.
+    #[must_use]
+    pub fn with_more_metrics<F, T>(mut self, more: F) -> Self
+    where
+        F: Fn() -> T + Send + Sync + 'static,
+        T: Future<Output = String> + Send + 'static,
+    {
+        self.more_metrics = Some(Box::new(move || Box::pin(more())));
+        self
+    }
+
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let (parts, body) = request.into_parts();
         match (&parts.method, parts.uri.path()) {
@@ -78,7 +91,13 @@ impl Admin {
                 Ok(()) => text(StatusCode::OK, "ok\n"),
                 Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
             },
-            (&Method::GET, "/metrics") => self.metrics(),
+            (&Method::GET, "/metrics") => {
+                let more = match &self.more_metrics {
+                    Some(more) => more().await,
+                    None => String::new(),
+                };
+                self.metrics(&more)
+            }
             (&Method::GET, "/state") => json(StatusCode::OK, &(self.state)()),
             (method, path) => self.route(method.clone(), path.to_owned(), body).await,
         }
@@ -97,11 +116,14 @@ impl Admin {
         }
     }
 
-    fn metrics(&self) -> Response<Full<Bytes>> {
+    fn metrics(&self, more: &str) -> Response<Full<Bytes>> {
+        use prometheus_client::encoding::text;
         let mut out = String::new();
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        match prometheus_client::encoding::text::encode(&mut out, &registry) {
+        match text::encode_registry(&mut out, &registry) {
             Ok(()) => {
+                out.push_str(more);
+                out.push_str("# EOF\n");
                 let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 with_type(StatusCode::OK, kind, out.into())
             }
