@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_type_outside_the_table_is_named_with_its_column() {
-        let field = Field::new("pair", DataType::Struct(vec![].into()), false);
+        let field = Field::new("pair", DataType::Struct(arrow_schema::Fields::empty()), false);
         let error = Column::from_arrow(&field).unwrap_err();
         assert!(error.to_string().starts_with("column pair has type Struct"));
     }

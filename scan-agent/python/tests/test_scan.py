@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 import vortex
@@ -42,8 +43,8 @@ def test_batches_have_the_rows_asked_for_whatever_the_files_hold(agent, data):
 
 def test_a_filter_gives_upstreams_rows_and_skips_bytes(agent, data):
     table = upstream_read(data, "flights")
-    import pyarrow.compute as pc
-
+    table = table.select(["carrier", "dep_delay", "month"])
+    table = table.set_column(0, "carrier", table["carrier"].cast(pa.string()))
     mask = pc.and_(pc.equal(table["month"], 12), pc.greater(table["dep_delay"], 120))
     wanted = table.filter(mask).select(["carrier", "dep_delay"])
     scan = lampyris.scan(

@@ -24,8 +24,8 @@ use bytes::Bytes;
 
 pub use config::{ClusterConfig, Credentials, S3Config, SourceConfig, fuzz_source_config};
 pub use dir::DirSource;
-pub use mem::MemSource;
 pub use failure::{Failure, Reason};
+pub use mem::MemSource;
 pub use s3::S3Source;
 pub use store::StoreSource;
 

@@ -161,7 +161,8 @@ impl Source for S3Source {
         };
         let name = || format!("{} of {}", object.path, self.uri);
         let key = self.key(object);
-        let answer = self.store.get_opts(&key, options).await.map_err(|e| failure("get", &name(), &e))?;
+        let answer =
+            self.store.get_opts(&key, options).await.map_err(|e| failure("get", &name(), &e))?;
         let bytes = answer.bytes().await.map_err(|e| body_failure(&name(), &e))?;
         if bytes.len() as u64 != wanted {
             return Err(Failure::new(
@@ -321,7 +322,8 @@ fn reason_of(error: &Error, chain: &Chain) -> Reason {
             | "InvalidToken"
             | "ExpiredToken"
             | "AuthorizationHeaderMalformed"
-            | "InvalidSecurity",
+            | "InvalidSecurity"
+            | "XAdminUserNotFound",
         ) => return Reason::InvalidCredentials,
         Some("AccessDenied" | "AllAccessDisabled") => return Reason::AccessDenied,
         Some("PreconditionFailed") => return Reason::DatasetChanged,

@@ -69,7 +69,8 @@ fn a_projection_and_a_filter_skip_bytes_and_keep_the_right_rows() {
 
     let file = open(&path, &io, &footers).unwrap();
     assert_eq!(file.fetched(), 0, "the footer comes from the cache");
-    let found = rows(&file, &plan(&["image", "id"], Some("id between 10 and 12 or id = 0"))).unwrap();
+    let found =
+        rows(&file, &plan(&["image", "id"], Some("id between 10 and 12 or id = 0"))).unwrap();
     let ids: Vec<i64> = found
         .iter()
         .flat_map(|batch| {
@@ -105,7 +106,8 @@ fn filters_mean_what_they_say() {
 fn a_request_that_does_not_fit_the_file_is_explained() {
     let (dir, io) = (made(1 << 20), io());
     let file = open(&dir.path().join("part-00000.vortex"), &io, &FooterCache::default()).unwrap();
-    let error = |columns: &[&str], filter| rows(&file, &plan(columns, filter)).unwrap_err().to_string();
+    let error =
+        |columns: &[&str], filter| rows(&file, &plan(columns, filter)).unwrap_err().to_string();
     assert!(error(&["nope"], None).starts_with("no column nope; the dataset has id, label"));
     assert!(error(&["id"], Some("nope = 1")).starts_with("filter, character 1: no column nope"));
     assert!(error(&["id"], Some("label = 'x'")).contains("does not fit type i32"));
