@@ -199,7 +199,15 @@ impl DatasetFs {
         }
         let mut parts = Vec::with_capacity(fetched.len());
         for (block, fetched) in (first..=last).zip(fetched) {
-            let bytes = fetched.await.map_err(|failure| self.read_failed(ino, block, &failure))?;
+            let bytes = match fetched.await {
+                Ok(bytes) => bytes,
+                // It may have failed before this reader came, for a reason that has passed.
+                Err(_) => {
+                    self.blocks.forget(ino, block);
+                    let again = self.block(ino, block).await;
+                    again.map_err(|failure| self.read_failed(ino, block, &failure))?
+                }
+            };
             let start = offset.max(block * size) - block * size;
             let stop = end.min((block + 1) * size) - block * size;
             let (Ok(start), Ok(stop)) = (usize::try_from(start), usize::try_from(stop)) else {
@@ -295,14 +303,7 @@ impl FileSystem for SharedDatasetFs {
         Ok(Opened { attr: self.0.attr_of(ino).await?, keep_cache: true })
     }
 
-    async fn create(
-        &self,
-        _: Caller,
-        _: u64,
-        _: &[u8],
-        _: u32,
-        _: bool,
-    ) -> Result<Opened, Errno> {
+    async fn create(&self, _: Caller, _: u64, _: &[u8], _: u32, _: bool) -> Result<Opened, Errno> {
         Err(Errno::EROFS)
     }
 

@@ -71,8 +71,7 @@ mod tests {
         assert!(status.is_failing());
         status.fails(&Failure::new(Reason::BucketNotFound, "list"));
         status.works();
-        let expected =
-            [Ok(()), Err(Reason::AccessDenied), Err(Reason::BucketNotFound), Ok(())];
+        let expected = [Ok(()), Err(Reason::AccessDenied), Err(Reason::BucketNotFound), Ok(())];
         assert_eq!(*told.lock().unwrap(), expected);
     }
 }

@@ -206,13 +206,8 @@ pub trait FileSystem: Send + Sync + std::fmt::Debug + 'static {
     /// Bytes from `offset`, fewer than `length` only at the end of the file, in as many pieces as they arrived in.
     async fn read_parts(&self, ino: u64, offset: u64, length: u32) -> Result<Vec<Bytes>, Errno>;
     /// Takes all of `bytes`; durable after [`fsync`](Self::fsync) or [`flush`](Self::flush).
-    async fn write(
-        &self,
-        caller: Caller,
-        ino: u64,
-        offset: u64,
-        bytes: Bytes,
-    ) -> Result<(), Errno>;
+    async fn write(&self, caller: Caller, ino: u64, offset: u64, bytes: Bytes)
+    -> Result<(), Errno>;
     /// At each close of a descriptor: writes back, and reports an earlier failure to do so, once.
     async fn flush(&self, ino: u64) -> Result<(), Errno>;
     /// Writes back; what was written before is durable and visible to others afterwards.

@@ -52,7 +52,7 @@ impl Extent {
             let (start, stop) = (from.clamp(at, end) - at, to.clamp(at, end) - at);
             if start < stop {
                 // Both are at most the length of a part.
-                #[expect(clippy::cast_possible_truncation, reason = "inside a slice in memory")]
+                #[allow(clippy::cast_possible_truncation, reason = "inside a slice in memory")]
                 out.push(part.slice(start as usize..stop as usize));
             }
             at = end;
@@ -148,7 +148,10 @@ struct State {
     /// When the oldest unwritten byte came.
     oldest: Option<Instant>,
     used: Instant,
+    /// A write-back of full chunks is on its way.
     scheduled: bool,
+    /// The age task has sent somebody.
+    ageing: bool,
 }
 
 /// One file that is written.
@@ -203,6 +206,7 @@ impl Buffers {
                 oldest: None,
                 used: Instant::now(),
                 scheduled: false,
+                ageing: false,
             };
             Arc::new(Writer {
                 inode: attributes.inode,
@@ -369,7 +373,7 @@ impl Inner {
             let length = extent.length;
             if result.is_ok() {
                 // Below the chunk size, which is a `u32`.
-                #[expect(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
+                #[allow(clippy::cast_possible_truncation, reason = "a remainder of a u32")]
                 let op = UpdateOp::Write { offset: (start % size) as u32 };
                 result = self.change_chunk(attributes, start / size, op, extent.join()).await;
             }
@@ -494,23 +498,28 @@ pub(crate) async fn age(client: Weak<Inner>) {
         let writers: Vec<Arc<Writer>> = inner.buffers.lock().values().cloned().collect();
         for writer in writers {
             let (due, idle) = {
-                let state = writer.lock();
-                let due = state.oldest.is_some_and(|since| pressed || since.elapsed() >= AGE_MAX);
+                let mut state = writer.lock();
+                let old = state.oldest.is_some_and(|since| pressed || since.elapsed() >= AGE_MAX);
+                let unsaid = state.unreported.is_some() && state.used.elapsed() >= AGE_MAX;
+                let due = (old || unsaid) && !state.ageing;
+                state.ageing |= due;
                 (due, state.opens == 0 && state.used.elapsed() >= IDLE_MAX)
             };
             if due {
-                let inner = Arc::clone(&inner);
-                tokio::spawn(async move {
-                    inner.write_out(&writer, true).await;
-                    if let Err(error) = inner.report(&writer).await {
-                        tracing::debug!(inode = %writer.inode, %error, "report a length");
-                    }
-                });
+                tokio::spawn(write_aged(Arc::clone(&inner), writer));
             } else if idle {
                 inner.retire(&writer).await;
             }
         }
     }
+}
+
+async fn write_aged(inner: Arc<Inner>, writer: Arc<Writer>) {
+    inner.write_out(&writer, true).await;
+    if let Err(error) = inner.report(&writer).await {
+        tracing::debug!(inode = %writer.inode, %error, "report a length");
+    }
+    writer.lock().ageing = false;
 }
 
 #[cfg(test)]

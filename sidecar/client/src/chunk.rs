@@ -12,9 +12,7 @@ use chain::table::Chain;
 use rpc::error::Retry;
 use rpc::message::Request;
 use rpc::message::manager::Routing;
-use rpc::message::storage::{
-    FileChunks, QueryFile, Read, ReadDone, Update, UpdateDone, UpdateOp,
-};
+use rpc::message::storage::{FileChunks, QueryFile, Read, ReadDone, Update, UpdateDone, UpdateOp};
 use rpc::{Code, Error};
 use tokio::time::Instant;
 
@@ -73,7 +71,8 @@ impl ToTarget for Read {
 
     fn accept(&self, done: ReadDone, payload: Bytes) -> Result<Bytes, Error> {
         if payload.len() > self.length as usize || crc32c::crc32c(&payload) != done.checksum {
-            let why = format!("{} bytes of chunk {} from {}", payload.len(), self.chunk, self.target);
+            let why =
+                format!("{} bytes of chunk {} from {}", payload.len(), self.chunk, self.target);
             return Err(Error::new(Code::CorruptChunk, why));
         }
         Ok(payload)
@@ -283,10 +282,10 @@ mod tests {
     use chain::table::{ChainTarget, PublicState};
 
     fn chain(states: &[PublicState]) -> Chain {
-        let targets = states.iter().zip(10_001..).map(|(state, node)| ChainTarget {
-            id: NodeId::new(node).target(0, 0),
-            state: *state,
-        });
+        let targets = states
+            .iter()
+            .zip(10_001..)
+            .map(|(state, node)| ChainTarget { id: NodeId::new(node).target(0, 0), state: *state });
         Chain { id: ChainId::new(1), version: ChainVersion::new(2), targets: targets.collect() }
     }
 

@@ -75,7 +75,7 @@ pub(crate) fn pieces(chunk_size: u32, offset: u64, length: u64) -> impl Iterator
         let start = offset.max(index * size) - index * size;
         let stop = end.min((index + 1).saturating_mul(size)) - index * size;
         // Both are at most the chunk size, which is a `u32`.
-        #[expect(clippy::cast_possible_truncation, reason = "at most the chunk size")]
+        #[allow(clippy::cast_possible_truncation, reason = "at most the chunk size")]
         Piece { index, offset: start as u32, length: (stop - start) as u32 }
     })
 }
@@ -184,9 +184,8 @@ impl Inner {
             .buffer_unordered(PARALLEL)
             .try_collect::<Vec<_>>()
             .await?;
-        let past_end = |chunk: &ChunkLength| {
-            chunk.index * size + u64::from(chunk.length) > attributes.length
-        };
+        let past_end =
+            |chunk: &ChunkLength| chunk.index * size + u64::from(chunk.length) > attributes.length;
         stream::iter(found.into_iter().flatten().filter(past_end).map(|chunk| {
             let keep = attributes.length.saturating_sub(chunk.index * size);
             let op = match u32::try_from(keep) {
@@ -230,7 +229,6 @@ impl Inner {
 
 /// Files, by inode. Failures carry the code of the server that refused, or [`Code::Timeout`] and [`Code::Unreachable`] when
 /// nobody answered until the deadline.
-#[expect(clippy::missing_errors_doc, reason = "see the comment of the whole block")]
 impl Client {
     /// Attributes from the service, with this client's own writes.
     pub async fn attributes(&self, inode: InodeId) -> Result<Attributes, Error> {
@@ -249,7 +247,6 @@ impl Client {
         let opened = self.inner.open_session(identity, inode, write).await?;
         if write {
             self.inner.buffers.opened(identity, &opened.attributes, opened.session);
-    
         }
         Ok(self.inner.local_view(opened.attributes))
     }
@@ -316,14 +313,10 @@ impl Client {
         Ok((piece, self.inner.read_piece(inode, placement, piece).await?))
     }
 
-    fn fetch_ahead(
-        &self,
-        inode: InodeId,
-        placement: &Placement,
-        index: u64,
-    ) -> Result<(), Error> {
+    fn fetch_ahead(&self, inode: InodeId, placement: &Placement, index: u64) -> Result<(), Error> {
         let (chain, chunk) = (placement.chain(index)?, ChunkId { file: inode, index });
-        let (inner, length) = (std::sync::Arc::clone(&self.inner), placement.layout.chunk_size_bytes);
+        let (inner, length) =
+            (std::sync::Arc::clone(&self.inner), placement.layout.chunk_size_bytes);
         self.inner.readahead.start(inode, index, length, async move {
             inner.read_chunk(chain, chunk, 0, length).await
         });

@@ -87,7 +87,7 @@ pub(crate) fn random_client_id() -> ClientId {
     let read = source.and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes));
     if read.is_err() {
         // Unique on this machine at least: when, and which process.
-        let now = u128::from(rpc::clock::boot_time().as_nanos() as u64);
+        let now = rpc::clock::boot_time().as_nanos();
         return ClientId::new(now << 64 | u128::from(std::process::id()));
     }
     ClientId::new(u128::from_le_bytes(bytes))
@@ -221,7 +221,6 @@ pub struct AttributeChange {
 }
 
 /// The namespace, by inode. Failures carry the service's code.
-#[expect(clippy::missing_errors_doc, reason = "each fails with the code of the metadata service")]
 impl Client {
     /// Finds `name` in `parent`.
     pub async fn lookup(&self, parent: InodeId, name: &[u8]) -> Result<Attributes, Error> {

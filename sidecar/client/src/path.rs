@@ -22,7 +22,6 @@ fn names(path: &str) -> Result<Vec<&[u8]>, Error> {
 }
 
 /// By path. Failures are those of the calls on inodes, e.g. [`Code::NotFound`] for a missing part.
-#[expect(clippy::missing_errors_doc, reason = "see the comment of the whole block")]
 impl Client {
     /// The attributes of what `path` names.
     pub async fn stat_path(&self, path: &str) -> Result<Attributes, Error> {
@@ -59,12 +58,7 @@ impl Client {
     }
 
     /// Exactly the bytes `offset .. offset + length`, in one piece, or fewer at the end of the file. Any length.
-    pub async fn read_at(
-        &self,
-        inode: InodeId,
-        offset: u64,
-        length: u64,
-    ) -> Result<Bytes, Error> {
+    pub async fn read_at(&self, inode: InodeId, offset: u64, length: u64) -> Result<Bytes, Error> {
         const STEP: u64 = 64 << 20;
         let mut parts = Vec::new();
         let mut at = offset;

@@ -68,7 +68,9 @@ impl Readahead {
         chunk_size: u32,
         file_length: u64,
     ) -> Vec<u64> {
-        if self.budget.available_permits() < chunk_size as usize && !self.lock().contains_key(&inode) {
+        if self.budget.available_permits() < chunk_size as usize
+            && !self.lock().contains_key(&inode)
+        {
             return Vec::new();
         }
         let mut readers = self.lock();

@@ -2,6 +2,7 @@
 //!
 //! A descriptor rides on one byte of the stream. Whoever reads bytes without looking for descriptors loses them, so every
 //! process that hands descriptors over reads through this module.
+#![allow(clippy::needless_pass_by_value, reason = "a borrowed descriptor goes by value")]
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -94,11 +95,7 @@ pub fn send_with_fds(
     Ok(())
 }
 
-fn send_once(
-    stream: BorrowedFd<'_>,
-    bytes: &[u8],
-    fds: &[BorrowedFd<'_>],
-) -> Result<usize, Errno> {
+fn send_once(stream: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -285,8 +282,7 @@ mod tests {
             let texts: Vec<_> = line.fds.into_iter().map(text_of).collect();
             seen.push((String::from_utf8(line.bytes).unwrap(), texts.join(",")));
         }
-        let expected =
-            [("plain", ""), ("first", "one"), ("between", ""), ("second", "two,one")];
+        let expected = [("plain", ""), ("first", "one"), ("between", ""), ("second", "two,one")];
         assert_eq!(seen, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
     }
 

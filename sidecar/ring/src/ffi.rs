@@ -156,6 +156,7 @@ pub unsafe extern "C" fn lampyris_ring_close(ring: *mut Ring, file: u32) -> c_in
 /// # Safety
 /// `ring` as for `lampyris_ring_destroy`.
 #[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "C has no other way to name them")]
 pub unsafe extern "C" fn lampyris_ring_prepare(
     ring: *mut Ring,
     op: c_int,
@@ -228,4 +229,3 @@ pub unsafe extern "C" fn lampyris_ring_wait(
     }
     c_int::try_from(count).unwrap_or(c_int::MAX)
 }
-

@@ -141,8 +141,16 @@ impl Control {
     #[must_use]
     pub fn encode(&self) -> [u8; CONTROL_BYTES] {
         let mut out = [0; CONTROL_BYTES];
-        let fields = [MAGIC, self.kind as u32, self.status.cast_unsigned(), self.flags, self.id, self.length];
-        let words = fields.iter().flat_map(|field| field.to_le_bytes()).chain(self.value.to_le_bytes());
+        let fields = [
+            MAGIC,
+            self.kind as u32,
+            self.status.cast_unsigned(),
+            self.flags,
+            self.id,
+            self.length,
+        ];
+        let words =
+            fields.iter().flat_map(|field| field.to_le_bytes()).chain(self.value.to_le_bytes());
         for (to, byte) in out.iter_mut().zip(words) {
             *to = byte;
         }
@@ -269,12 +277,12 @@ impl Completion {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+#[allow(clippy::cast_possible_truncation, reason = "the lower half")]
 const fn low(word: u64) -> u32 {
     word as u32
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "the upper half")]
+#[allow(clippy::cast_possible_truncation, reason = "the upper half")]
 const fn high(word: u64) -> u32 {
     (word >> 32) as u32
 }
@@ -356,7 +364,8 @@ mod tests {
     #[test]
     fn mutated_messages_never_panic() {
         let seconds = std::env::var("LAMPYRIS_FUZZ_SECONDS").ok().and_then(|s| s.parse().ok());
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(seconds.unwrap_or(0));
+        let until =
+            std::time::Instant::now() + std::time::Duration::from_secs(seconds.unwrap_or(0));
         let mut state = 0x1234_5678_9abc_def0u64;
         let mut next = || {
             state ^= state << 13;

@@ -86,7 +86,8 @@ impl Queue {
         }
         let end = at.checked_add(queue_bytes(entries)).unwrap_or(usize::MAX);
         if end > region.len() || !at.is_multiple_of(64) {
-            let bounds = ShmError::Bounds { offset: at, len: queue_bytes(entries), size: region.len() };
+            let bounds =
+                ShmError::Bounds { offset: at, len: queue_bytes(entries), size: region.len() };
             return Err(bounds.into());
         }
         Ok(Self { region, at, entries, doorbell })
@@ -333,7 +334,10 @@ mod tests {
         assert!(producer.push(&[1; 8]).unwrap());
         region.atomic_u32(TAIL).unwrap().store(u32::MAX, Ordering::Release);
         let lied = consumer.pop();
-        assert!(matches!(lied, Err(QueueError::PeerMisbehaved { theirs: u32::MAX, .. })), "{lied:?}");
+        assert!(
+            matches!(lied, Err(QueueError::PeerMisbehaved { theirs: u32::MAX, .. })),
+            "{lied:?}"
+        );
         region.atomic_u32(HEAD).unwrap().store(77, Ordering::Release);
         assert!(matches!(producer.push(&[1; 8]), Err(QueueError::PeerMisbehaved { .. })));
     }

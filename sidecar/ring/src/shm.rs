@@ -109,7 +109,8 @@ impl Region {
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory of this program.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, &fd, 0) }
             .map_err(io("map shared memory"))?;
-        let base = NonNull::new(base.cast()).ok_or_else(|| io("map shared memory")(Errno::INVAL))?;
+        let base =
+            NonNull::new(base.cast()).ok_or_else(|| io("map shared memory")(Errno::INVAL))?;
         Ok(Self { fd, base, len })
     }
 

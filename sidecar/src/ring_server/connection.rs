@@ -194,7 +194,11 @@ impl Connection<'_> {
 
     fn push(&mut self, completion: Completion) -> Result<(), ConnectionError> {
         // Full only if the application submitted more than it was granted.
-        if self.completions.push(&completion.encode())? { Ok(()) } else { Err(ConnectionError::TooMany) }
+        if self.completions.push(&completion.encode())? {
+            Ok(())
+        } else {
+            Err(ConnectionError::TooMany)
+        }
     }
 
     fn take_submissions(&mut self) -> Result<(), ConnectionError> {
@@ -225,7 +229,7 @@ impl Connection<'_> {
         &self,
         entry: &ring::queue::Entry,
     ) -> Result<(Submission, File, Option<Arc<Region>>), (u64, Errno)> {
-        let user_data = Completion::decode(&[entry[4], 0, 0, 0, 0, 0, 0, 0]).user_data;
+        let [_, _, _, _, user_data, ..] = *entry;
         let refuse = |errno| (user_data, errno);
         let submission = Submission::decode(entry).map_err(|_| refuse(Errno::EINVAL))?;
         let file = self.files.get(&submission.file).ok_or(refuse(Errno::EBADF))?;

@@ -106,7 +106,8 @@ fn many_reads_under_way_each_land_in_their_place() {
         let (file_offset, user_data) = (at * step, 100 + at);
         let iov_offset = file_offset;
         let length = step as u32;
-        let one = Transfer { file_offset, iov_offset, user_data, ..transfer(file.id, iov.id, length) };
+        let one =
+            Transfer { file_offset, iov_offset, user_data, ..transfer(file.id, iov.id, length) };
         assert!(ring.prepare(Op::Read, one).unwrap());
     }
     assert!(!ring.prepare(Op::Read, transfer(file.id, iov.id, 1)).unwrap());
@@ -212,4 +213,29 @@ fn rights_follow_owner_group_and_others() {
     assert!(may(10, 0, 6) && may(0, 0, 7));
     assert!(may(11, 20, 4) && !may(11, 20, 2));
     assert!(!may(11, 21, 4));
+}
+
+#[test]
+fn a_program_in_c_reads_the_same_bytes() {
+    let served = Served::start();
+    let built = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let program = served.directory.path().join("ring-c");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/ring/tests/ring.c");
+    let compiled = std::process::Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Werror", source, "-l:libring.so", "-L"])
+        .arg(&built)
+        .arg(format!("-Wl,-rpath,{}", built.display()))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let ran = std::process::Command::new(&program)
+        .arg(served.socket())
+        .arg("/data/dir/file")
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{:?} {}", ran.status, String::from_utf8_lossy(&ran.stderr));
+    assert_eq!(ran.stdout.len() as u64, SIZE);
+    assert!(ran.stdout.iter().zip(0..).all(|(found, at)| *found == byte(at)));
 }
