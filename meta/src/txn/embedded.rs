@@ -174,9 +174,11 @@ impl Embedded {
 }
 
 fn options() -> rocksdb::Options {
-    let cache = Cache::new_lru_cache(BLOCK_CACHE_BYTES);
     let mut table = BlockBasedOptions::default();
-    table.set_block_cache(&cache);
+    // Without memory for it RocksDB uses a cache of its own choice.
+    if let Ok(cache) = Cache::new_lru_cache(BLOCK_CACHE_BYTES) {
+        table.set_block_cache(&cache);
+    }
     table.set_cache_index_and_filter_blocks(true);
     table.set_bloom_filter(10.0, false);
     let mut options = rocksdb::Options::default();
