@@ -51,7 +51,12 @@ pub fn definitions() -> Result<()> {
 fn install() -> Result<Site> {
     definitions()?;
     helm::install("lampyris", "lampyris", SYSTEM, &[])?;
-    helm::install(CLUSTER, "lampyris-cluster", STORAGE, &[])?;
+    helm::install(
+        CLUSTER,
+        "lampyris-cluster",
+        STORAGE,
+        &[("storage.failureDomain", "topology.kubernetes.io/zone")],
+    )?;
     let (_, ready_after) = wait::until("StorageCluster Ready", READY_WITHIN, || {
         kube::is_true(&kube::get(STORAGE, "storageclusters.lampyris.dev", CLUSTER)?, "Ready")
     })?;
