@@ -4,4 +4,14 @@
 //! plugin's) and deciding where bytes live (that is the client's). Begin with [`vfs`], then [`store_fs`].
 #![deny(unsafe_code)]
 
+pub mod args;
+pub mod attach;
+pub mod dataset_fs;
+pub mod fuse;
+pub mod open;
+pub mod resume;
+pub mod ring_server;
+pub mod run;
+pub mod status;
+pub mod store_fs;
 pub mod vfs;

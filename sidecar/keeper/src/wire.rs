@@ -4,7 +4,7 @@
 //! callers and, on a non-blocking stream, tasks that wait for readiness themselves.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use ring::fd::{FdError, LineReader};
@@ -38,18 +38,6 @@ impl WireError {
 pub struct Connection {
     stream: UnixStream,
     reader: LineReader,
-}
-
-impl AsFd for Connection {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
-    }
-}
-
-impl std::os::fd::AsRawFd for Connection {
-    fn as_raw_fd(&self) -> std::os::fd::RawFd {
-        self.stream.as_raw_fd()
-    }
 }
 
 impl Connection {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use keeper::handover::{FromNode, FromSidecar, Hello, Init, Role, Status, Volume};
 use keeper::wire::{Connection, WireError};
-use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
 use tokio::sync::{Semaphore, broadcast};
 
 /// A sidecar has to say who it is within this.
@@ -63,8 +63,10 @@ async fn converse<P: Pod>(
     mut pushed: broadcast::Receiver<FromNode>,
 ) -> Result<(), WireError> {
     stream.set_nonblocking(true)?;
-    let mut connection = AsyncFd::new(Connection::new(stream))?;
-    let hello = tokio::time::timeout(HELLO_DEADLINE, receive(&mut connection)).await;
+    // The same socket twice: one to wait on, one to read.
+    let ready = tokio::net::UnixStream::from_std(stream.try_clone()?)?;
+    let mut connection = Connection::new(stream);
+    let hello = tokio::time::timeout(HELLO_DEADLINE, receive(&ready, &mut connection)).await;
     let Ok(Some(FromSidecar::Hello(Hello { role, .. }))) = hello.unwrap_or(Ok(None)) else {
         return Err(io::Error::other("the sidecar did not say hello").into());
     };
@@ -77,7 +79,7 @@ async fn converse<P: Pod>(
     }
     loop {
         tokio::select! {
-            received = receive(&mut connection) => match received? {
+            received = receive(&ready, &mut connection) => match received? {
                 Some(FromSidecar::Init(init)) if role == Role::Mount => pod.negotiated(init),
                 Some(FromSidecar::Status(status)) => pod.changed(role, status),
                 Some(_) => return Err(io::Error::other("the sidecar said something odd").into()),
@@ -95,11 +97,11 @@ async fn converse<P: Pod>(
 
 /// Sends from a thread that may block: a sidecar that does not read only loses its connection.
 async fn send(
-    connection: &AsyncFd<Connection>,
+    connection: &Connection,
     message: FromNode,
     device: Option<OwnedFd>,
 ) -> Result<(), WireError> {
-    let stream = connection.get_ref().stream().try_clone()?;
+    let stream = connection.stream().try_clone()?;
     let sending = tokio::task::spawn_blocking(move || {
         let devices: Vec<_> = device.iter().map(AsFd::as_fd).collect();
         Connection::new(stream).send(&message, &devices)
@@ -109,22 +111,27 @@ async fn send(
         Ok(Err(error)) => Err(io::Error::other(error).into()),
         Err(_) => {
             // Wakes the thread, too.
-            connection.get_ref().stream().shutdown(std::net::Shutdown::Both)?;
+            connection.stream().shutdown(std::net::Shutdown::Both)?;
             Err(io::Error::from(io::ErrorKind::TimedOut).into())
         }
     }
 }
 
-async fn receive(connection: &mut AsyncFd<Connection>) -> Result<Option<FromSidecar>, WireError> {
+async fn receive(
+    ready: &tokio::net::UnixStream,
+    connection: &mut Connection,
+) -> Result<Option<FromSidecar>, WireError> {
     loop {
-        let mut guard = connection.readable_mut().await?;
-        let received = guard.try_io(|connection| match connection.get_mut().receive() {
+        ready.readable().await?;
+        let received = ready.try_io(Interest::READABLE, || match connection.receive() {
             Err(error) if error.is_would_block() => Err(io::ErrorKind::WouldBlock.into()),
             other => Ok(other),
         });
-        if let Ok(received) = received {
+        match received {
             // Descriptors that a sidecar sends are closed here: none are expected.
-            return Ok(received??.map(|(message, _)| message));
+            Ok(received) => return Ok(received?.map(|(message, _)| message)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }

@@ -89,7 +89,7 @@ pub fn plan(options: &Options, spec: &DatasetSpec) -> Result<Record, Denied> {
     }
     let volume = Volume {
         name: options.name.clone(),
-        mount_path: None,
+        mount_path: options.mount_path.clone(),
         dataset: options.dataset.clone(),
         namespace: options.namespace.clone(),
         read_only: options.read_only,
@@ -148,6 +148,7 @@ mod tests {
             pod: Pod { namespace: "team".into(), name: "p".into(), uid: "u".into() },
             name: "lampyris-0".into(),
             target: "/t".into(),
+            mount_path: Some("/data".into()),
             dataset: "d".into(),
             namespace: "team".into(),
             read_only: true,

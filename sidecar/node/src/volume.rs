@@ -72,6 +72,8 @@ pub struct Options {
     pub name: String,
     /// Where it has to appear.
     pub target: PathBuf,
+    /// Where the application sees it, when the volume says so: the ring finds files by it.
+    pub mount_path: Option<String>,
     /// Name of the Dataset.
     pub dataset: String,
     /// Namespace of the Dataset.
@@ -114,6 +116,7 @@ impl Options {
         Ok(Self {
             name,
             target: PathBuf::from(&request.target_path),
+            mount_path: mount_path(context)?,
             dataset: object_name("dataset", dataset)?,
             namespace: object_name("namespace", namespace)?,
             read_only: request.readonly,
@@ -221,6 +224,14 @@ fn object_name(what: &'static str, value: &str) -> Result<String, VolumeError> {
     } else {
         Err(VolumeError::BadAttribute(what, value.chars().take(100).collect()))
     }
+}
+
+fn mount_path(context: &HashMap<String, String>) -> Result<Option<String>, VolumeError> {
+    let Some(path) = attribute(context, "mountPath") else { return Ok(None) };
+    if path.starts_with('/') && path.len() < 4096 && !path.contains('\0') {
+        return Ok(Some(path.to_owned()));
+    }
+    Err(VolumeError::BadAttribute("mountPath", path.chars().take(100).collect()))
 }
 
 fn number(what: &'static str, value: Option<&String>) -> Result<Option<u32>, VolumeError> {

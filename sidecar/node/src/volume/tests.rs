@@ -112,6 +112,16 @@ fn names_that_are_no_names_are_refused() {
 }
 
 #[test]
+fn the_mount_path_is_passed_on_if_it_is_one() {
+    let mut request = request();
+    assert_eq!(parse(&request).unwrap().mount_path, None);
+    request.volume_context.insert("mountPath".into(), "/data".into());
+    assert_eq!(parse(&request).unwrap().mount_path.as_deref(), Some("/data"));
+    request.volume_context.insert("mountPath".into(), "data".into());
+    assert!(matches!(parse(&request), Err(VolumeError::BadAttribute("mountPath", _))));
+}
+
+#[test]
 fn credentials_come_from_the_secret_without_their_newline() {
     let mut request = request();
     request.secrets.insert("accessKeyId".into(), "AKIA\n".into());

@@ -1,0 +1,219 @@
+//! The node plugin with a real keeper and real mounts, a map for a cluster, and the test as sidecar.
+//!
+//! Needs root and /dev/fuse.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crds::DatasetSpec;
+use keeper::client::Client;
+use keeper::handover::{FromNode, FromSidecar, Hello, Init, Role, Status, Volume};
+use keeper::wire::Connection;
+use node::cluster::{Cluster, ClusterError, Notice};
+use node::mount;
+use node::plugin::Plugin;
+use node::volume::{self, Credentials, Options, Pod};
+use serde_json::json;
+
+/// A cluster with one Dataset that remembers what was shown.
+#[derive(Default)]
+struct Twin {
+    shown: Mutex<Vec<Notice>>,
+}
+
+#[async_trait::async_trait]
+impl Cluster for Twin {
+    async fn dataset(&self, namespace: &str, name: &str) -> Result<DatasetSpec, ClusterError> {
+        if (namespace, name) != ("team", "d") {
+            return Err(ClusterError::NoDataset(format!("{namespace}/{name}")));
+        }
+        let spec = json!({
+            "format": "Files",
+            "source": {"s3": {"uri": "s3://b/p", "secretRef": {"name": "keys"}}},
+        });
+        Ok(serde_json::from_value(spec).unwrap())
+    }
+
+    async fn notify(&self, pod: &Pod, notice: Notice) {
+        assert_eq!(pod.name, "p");
+        self.shown.lock().unwrap().push(notice);
+    }
+}
+
+impl Twin {
+    fn reasons(&self) -> Vec<String> {
+        self.shown.lock().unwrap().iter().map(|notice| notice.reason.clone()).collect()
+    }
+}
+
+/// A kubelet directory with a keeper.
+struct Stage {
+    kubelet: tempfile::TempDir,
+    cluster: Arc<Twin>,
+}
+
+impl Stage {
+    fn set() -> Self {
+        let kubelet = tempfile::tempdir().unwrap();
+        let keeper = keeper::server::Server::bind(&kubelet.path().join("keeper.sock"), 0).unwrap();
+        std::thread::spawn(move || keeper.run());
+        Self { kubelet, cluster: Arc::default() }
+    }
+
+    fn plugin(&self) -> Arc<Plugin> {
+        let cluster: Arc<dyn Cluster> = self.cluster.clone();
+        let dir = self.kubelet.path().to_owned();
+        Plugin::new("node-1".into(), dir, self.kubelet.path().join("keeper.sock"), cluster)
+    }
+
+    fn options(&self, key: &str) -> Options {
+        let target =
+            self.kubelet.path().join("pods/uid-1/volumes/kubernetes.io~csi/lampyris-0/mount");
+        Options {
+            pod: Pod { namespace: "team".into(), name: "p".into(), uid: "uid-1".into() },
+            name: "lampyris-0".into(),
+            target,
+            mount_path: None,
+            dataset: "d".into(),
+            namespace: "team".into(),
+            read_only: true,
+            uid: 0,
+            gid: 0,
+            credentials: Some(Credentials {
+                access_key_id: key.into(),
+                secret_access_key: "s".into(),
+                session_token: None,
+            }),
+        }
+    }
+
+    /// Attaches as a mount sidecar and takes the one volume.
+    fn attach(&self) -> (Connection, Volume, usize) {
+        let dir = volume::private_dir(self.kubelet.path(), "uid-1");
+        let stream = UnixStream::connect(dir.join("node.sock")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut connection = Connection::new(stream);
+        let hello = FromSidecar::Hello(Hello { version: 1, role: Role::Mount });
+        connection.send(&hello, &[]).unwrap();
+        let (message, devices) = connection.receive::<FromNode>().unwrap().unwrap();
+        let FromNode::Volume(volume) = message else { panic!("{message:?}") };
+        (connection, *volume, devices.len())
+    }
+}
+
+fn status(reason: Option<&str>) -> FromSidecar {
+    FromSidecar::Status(Status {
+        volume: "lampyris-0".into(),
+        ok: reason.is_none(),
+        reason: reason.map(str::to_owned),
+        message: None,
+    })
+}
+
+async fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn kept_init(kubelet: &Path) -> Option<String> {
+    let keeper = Client::new(kubelet.join("keeper.sock"));
+    let (meta, _) = keeper.get("uid-1/lampyris-0").ok()?;
+    Some(meta["volume"]["recordedInit"].as_str()?.to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_lives_from_publish_over_restarts_to_unpublish() {
+    let stage = Stage::set();
+    let plugin = stage.plugin();
+    plugin.recover().await.unwrap();
+    plugin.publish(stage.options("old")).await.unwrap();
+    plugin.publish(stage.options("old")).await.unwrap();
+    let target = stage.options("old").target;
+    assert_eq!(mount::below(stage.kubelet.path()).unwrap(), [target.clone()], "mounted once");
+
+    let (mut sidecar, volume, devices) = stage.attach();
+    assert_eq!((devices, volume.generation, volume.last), (1, 1, true));
+    assert_eq!(volume.source["s3"]["credentials"]["accessKeyId"], "old");
+    assert_eq!(volume.recorded_init, None);
+    let init = Init { volume: "lampyris-0".into(), request: "cmVx".into(), reply: "cmVw".into() };
+    sidecar.send(&FromSidecar::Init(init), &[]).unwrap();
+    sidecar.send(&status(Some("InvalidCredentials")), &[]).unwrap();
+    wait_for("the event", || stage.cluster.reasons() == ["InvalidCredentials"]).await;
+    wait_for("the record", || kept_init(stage.kubelet.path()).as_deref() == Some("cmVx")).await;
+
+    plugin.publish(stage.options("new")).await.unwrap();
+    let (push, _) = sidecar.receive::<FromNode>().unwrap().unwrap();
+    let FromNode::Credentials(fresh) = push else { panic!("{push:?}") };
+    assert_eq!(fresh.access_key_id, "new");
+    sidecar.send(&status(None), &[]).unwrap();
+    wait_for("recovery", || stage.cluster.reasons().last().unwrap() == "Recovered").await;
+
+    // A second plugin, after the first one's death, takes up the mount; so does a second sidecar.
+    drop(plugin);
+    let plugin = stage.plugin();
+    plugin.recover().await.unwrap();
+    assert_eq!(plugin.counts(), (1, 1));
+    let (sidecar, volume, devices) = stage.attach();
+    assert_eq!((devices, volume.recorded_init.as_deref()), (1, Some("cmVx")));
+    assert_eq!(volume.recorded_reply.as_deref(), Some("cmVw"));
+    assert_eq!(volume.source["s3"]["credentials"]["accessKeyId"], "new");
+    sidecar.send(&status(None), &[]).unwrap();
+    wait_for("take-over", || stage.cluster.reasons().last().unwrap() == "MountRecovered").await;
+
+    let key = Some(("uid-1".to_owned(), "lampyris-0".to_owned()));
+    plugin.unpublish(&target, key.clone()).await.unwrap();
+    plugin.unpublish(&target, key).await.unwrap();
+    assert!(!target.exists());
+    assert_eq!(plugin.counts(), (0, 0));
+    let keeper = Client::new(stage.kubelet.path().join("keeper.sock"));
+    assert!(keeper.list().unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mount_that_nobody_can_serve_any_more_is_cleaned_up() {
+    let stage = Stage::set();
+    let target = stage.options("k").target;
+    let device = mount::mount(&target, true).unwrap();
+    drop(device);
+    stage.plugin().recover().await.unwrap();
+    assert_eq!(mount::find(&target).unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_may_not_have_the_dataset_gets_no_mount() {
+    let stage = Stage::set();
+    let plugin = stage.plugin();
+    let mut options = stage.options("k");
+    options.credentials = None;
+    let denied = plugin.publish(options.clone()).await.unwrap_err();
+    assert!(denied.to_string().contains("nodePublishSecretRef"), "{denied}");
+    options.dataset = "missing".into();
+    let denied = plugin.publish(options.clone()).await.unwrap_err();
+    assert!(denied.to_string().contains("does not exist"), "{denied}");
+    assert_eq!(mount::find(&options.target).unwrap(), None);
+    assert_eq!(plugin.counts(), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_keeper_that_lost_everything_gets_it_again() {
+    let stage = Stage::set();
+    let plugin = stage.plugin();
+    plugin.publish(stage.options("k")).await.unwrap();
+    let keeper = Client::new(stage.kubelet.path().join("keeper.sock"));
+    keeper.drop_entry("uid-1/lampyris-0").unwrap();
+    plugin.tend().await.unwrap();
+    assert_eq!(keeper.list().unwrap(), ["uid-1/lampyris-0"]);
+    // Then the pod disappears without an unpublish.
+    let target = stage.options("k").target;
+    mount::unmount(&target).await.unwrap();
+    std::fs::remove_dir_all(stage.kubelet.path().join("pods")).unwrap();
+    plugin.tend().await.unwrap();
+    plugin.tend().await.unwrap();
+    assert_eq!(plugin.counts(), (0, 0));
+    assert!(keeper.list().unwrap().is_empty());
+}

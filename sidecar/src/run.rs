@@ -1,0 +1,504 @@
+//! The life of the mount sidecar: attach, serve every volume, stay attached, stop in peace.
+//!
+//! A volume is served from the moment its descriptor arrives until the process ends; losing the node
+//! plugin changes nothing for it. While a source cannot be opened its volume is not served and the pod
+//! does not start: the reason goes to the node plugin, which posts it, and the attempt is repeated.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use keeper::handover::{Credentials, FromNode, FromSidecar, Init, Role, Status, Volume};
+use prometheus_client::registry::Registry;
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+
+use crate::attach::Attachment;
+use crate::fuse::{self, Mounted, Options};
+use crate::resume::{Exchange, ResumeError};
+use crate::vfs::FileSystem;
+
+/// Name of the file in the private directory that says every volume is served.
+pub const READY_FILE: &str = "mount-ready";
+/// Between two attempts to reach the node plugin.
+const ATTACH_INTERVAL: Duration = Duration::from_millis(200);
+/// Between two attempts to open a source: heals within the 30 s promised for bucket and object.
+const OPEN_INTERVAL: Duration = Duration::from_secs(5);
+/// Messages for the node plugin that may wait while it is away.
+const OUTBOX: usize = 256;
+/// At the end, requests in flight get this long: less than the pod's grace period of 30 s.
+const DRAIN: Duration = Duration::from_secs(20);
+
+/// Why a volume is not served, in the words of events and conditions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Typed reason, such as `InvalidCredentials`.
+    pub reason: String,
+    /// What happened.
+    pub message: String,
+}
+
+/// A message for the node plugin, and who waits until it is on its way.
+#[derive(Debug)]
+pub struct Outgoing {
+    message: FromSidecar,
+    sent: Option<oneshot::Sender<()>>,
+}
+
+/// Tells the node plugin how one volume does, at each change.
+#[derive(Debug, Clone)]
+pub struct Reporter {
+    volume: String,
+    last: Arc<Mutex<Option<Status>>>,
+    /// Whether the mount is served: before that the source alone makes nothing well.
+    served: Arc<AtomicBool>,
+    outbox: mpsc::Sender<Outgoing>,
+}
+
+impl Reporter {
+    fn new(volume: &str, outbox: mpsc::Sender<Outgoing>) -> Self {
+        Self { volume: volume.to_owned(), last: Arc::default(), served: Arc::default(), outbox }
+    }
+
+    /// The mount is served from now on.
+    fn serve(&self) {
+        self.served.store(true, Ordering::Relaxed);
+        self.works();
+    }
+
+    /// The source answers; told once the mount is served.
+    pub fn works(&self) {
+        if self.served.load(Ordering::Relaxed) {
+            self.tell(true, None);
+        }
+    }
+
+    /// Something keeps it from being served well.
+    pub fn refuse(&self, refusal: &Refusal) {
+        self.tell(false, Some(refusal));
+    }
+
+    fn tell(&self, ok: bool, refusal: Option<&Refusal>) {
+        let status = Status {
+            volume: self.volume.clone(),
+            ok,
+            reason: refusal.map(|refusal| refusal.reason.clone()),
+            message: refusal.map(|refusal| refusal.message.clone()),
+        };
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = last.as_ref().is_none_or(|l| l.ok != ok || l.reason != status.reason);
+        if changed {
+            // A full outbox means a node plugin long away: it asks for the status when it is back.
+            let message = FromSidecar::Status(status.clone());
+            let _ = self.outbox.try_send(Outgoing { message, sent: None });
+        }
+        *last = Some(status);
+    }
+
+    fn again(&self) -> Option<FromSidecar> {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.clone().map(FromSidecar::Status)
+    }
+}
+
+/// A file system that was opened for a volume.
+#[derive(Debug, Clone)]
+pub struct Opened {
+    /// What answers.
+    pub files: Arc<dyn FileSystem>,
+    /// Whether names and contents never change below the mount.
+    pub immutable: bool,
+}
+
+/// Opens file systems for volumes: the real one from sources and clusters, in tests one over a
+/// directory.
+#[async_trait::async_trait]
+pub trait Opener: Send + Sync + 'static {
+    /// Opens the file system of a volume; later troubles go to `report`.
+    async fn open(&self, volume: &Volume, report: &Reporter) -> Result<Opened, Refusal>;
+    /// Takes fresh credentials for a volume opened before.
+    fn credentials(&self, fresh: &Credentials);
+}
+
+/// Where the sidecar lives.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// Directory shared with the node plugin only.
+    pub private_dir: PathBuf,
+    /// Threads per mount that read requests.
+    pub threads: usize,
+}
+
+/// One volume of the pod.
+#[derive(Debug)]
+struct Served {
+    config: Volume,
+    report: Reporter,
+    exchange: Option<Exchange>,
+    mounted: Option<Mounted>,
+}
+
+/// What the sidecar knows; shared with its admin endpoint.
+pub struct Sidecar {
+    places: Places,
+    opener: Box<dyn Opener>,
+    volumes: Mutex<BTreeMap<String, Served>>,
+    /// Whether the node plugin has named the last volume.
+    complete: watch::Sender<bool>,
+    fresh: Notify,
+    outbox: mpsc::Sender<Outgoing>,
+}
+
+impl std::fmt::Debug for Sidecar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sidecar").field("places", &self.places).finish_non_exhaustive()
+    }
+}
+
+impl Sidecar {
+    /// A sidecar without volumes yet, and the messages it will have for the node plugin.
+    #[must_use]
+    pub fn new(places: Places, opener: Box<dyn Opener>) -> (Arc<Self>, mpsc::Receiver<Outgoing>) {
+        let (outbox, messages) = mpsc::channel(OUTBOX);
+        let sidecar = Self {
+            places,
+            opener,
+            volumes: Mutex::default(),
+            complete: watch::Sender::new(false),
+            fresh: Notify::new(),
+            outbox,
+        };
+        (Arc::new(sidecar), messages)
+    }
+
+    /// Serves until `stop`, then lets requests in flight end.
+    pub async fn run(
+        self: Arc<Self>,
+        mut messages: mpsc::Receiver<Outgoing>,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        let _ = std::fs::remove_file(self.places.private_dir.join(READY_FILE));
+        while !*stop.borrow() {
+            tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => break,
+                () = self.converse(&mut messages) => {}
+            }
+            tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => break,
+                () = tokio::time::sleep(ATTACH_INTERVAL) => {}
+            }
+        }
+        self.drain().await;
+    }
+
+    /// One conversation with the node plugin, until it ends.
+    async fn converse(self: &Arc<Self>, messages: &mut mpsc::Receiver<Outgoing>) {
+        let mut attachment = match Attachment::connect(&self.places.private_dir, Role::Mount) {
+            Ok(attachment) => attachment,
+            Err(error) => return tracing::debug!(%error, "node plugin not reachable yet"),
+        };
+        tracing::info!("attached to the node plugin");
+        loop {
+            let outcome = tokio::select! {
+                received = attachment.receive() => match received {
+                    Ok(Some((message, descriptors))) => self.take(&attachment, message, descriptors),
+                    Ok(None) => return tracing::info!("node plugin ended the conversation"),
+                    Err(error) => Err(error),
+                },
+                Some(outgoing) = messages.recv() => {
+                    let outcome = attachment.send(&outgoing.message);
+                    if let (Ok(()), Some(sent)) = (&outcome, outgoing.sent) {
+                        let _ = sent.send(());
+                    }
+                    outcome
+                }
+            };
+            if let Err(error) = outcome {
+                return tracing::warn!(%error, "conversation with the node plugin failed");
+            }
+        }
+    }
+
+    fn take(
+        self: &Arc<Self>,
+        attachment: &Attachment,
+        message: FromNode,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), keeper::wire::WireError> {
+        match message {
+            FromNode::Credentials(fresh) => {
+                self.refresh(&fresh);
+                Ok(())
+            }
+            FromNode::Volume(volume) => {
+                let last = volume.last;
+                let sent = match self.known(&volume) {
+                    Some(said) => said.iter().try_for_each(|message| attachment.send(message)),
+                    None => {
+                        self.start(*volume, descriptors);
+                        Ok(())
+                    }
+                };
+                if last {
+                    self.complete.send_replace(true);
+                }
+                self.update_readiness();
+                sent
+            }
+        }
+    }
+
+    /// What was said before about a volume that is known: a restarted node plugin wants to hear it.
+    fn known(&self, volume: &Volume) -> Option<Vec<FromSidecar>> {
+        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let served = volumes.get(&volume.name)?;
+        let init = served.exchange.as_ref().map(|exchange| init_message(&volume.name, exchange));
+        Some(init.into_iter().chain(served.report.again()).collect())
+    }
+
+    /// Begins to open and serve a new volume.
+    fn start(self: &Arc<Self>, volume: Volume, descriptors: Vec<OwnedFd>) {
+        let Some(device) = descriptors.into_iter().next() else {
+            return tracing::error!(volume = volume.name, "volume came without its descriptor");
+        };
+        let report = Reporter::new(&volume.name, self.outbox.clone());
+        let served = Served {
+            config: volume.clone(),
+            report: report.clone(),
+            exchange: None,
+            mounted: None,
+        };
+        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        volumes.insert(volume.name.clone(), served);
+        drop(volumes);
+        let sidecar = Arc::clone(self);
+        tokio::spawn(async move {
+            let name = volume.name.clone();
+            match sidecar.serve(volume, device, &report).await {
+                Ok(()) => sidecar.update_readiness(),
+                Err(error) => {
+                    tracing::error!(volume = name, %error, "volume cannot be served");
+                    let reason = "StoreUnavailable".to_owned();
+                    report.refuse(&Refusal { reason, message: error.to_string() });
+                }
+            }
+        });
+    }
+
+    async fn serve(
+        self: &Arc<Self>,
+        volume: Volume,
+        device: OwnedFd,
+        report: &Reporter,
+    ) -> Result<(), ResumeError> {
+        let opened = self.open(&volume.name, report).await;
+        let options = Options { immutable: opened.immutable, threads: self.places.threads };
+        let recorded = recorded(&volume);
+        let (resumed, runtime) = (recorded.is_some(), tokio::runtime::Handle::current());
+        let negotiated = tokio::task::spawn_blocking(move || {
+            fuse::negotiate(opened.files, device, recorded.as_ref(), options, &runtime)
+        })
+        .await
+        .map_err(|error| ResumeError::Io("negotiate", std::io::Error::other(error)))??;
+        // Recorded before the kernel hears it: see the module `resume`.
+        if !resumed {
+            self.record(&volume.name, &negotiated.exchange).await;
+        }
+        let exchange = negotiated.exchange.clone();
+        let mounted = negotiated.serve()?;
+        tracing::info!(volume = volume.name, resumed, "volume served");
+        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(served) = volumes.get_mut(&volume.name) {
+            served.exchange = Some(exchange);
+            served.mounted = Some(mounted);
+        }
+        drop(volumes);
+        report.serve();
+        Ok(())
+    }
+
+    /// Waits until the exchange is on its way to the node plugin, which keeps it.
+    async fn record(&self, volume: &str, exchange: &Exchange) {
+        loop {
+            let (sent, was_sent) = oneshot::channel();
+            let message = init_message(volume, exchange);
+            let queued = self.outbox.send(Outgoing { message, sent: Some(sent) }).await;
+            // Dropped unsent: that conversation failed, the next one may not. Closed: the end.
+            if queued.is_err() || was_sent.await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Opens the file system of a volume, however long it takes.
+    async fn open(&self, name: &str, report: &Reporter) -> Opened {
+        loop {
+            let fresh = self.fresh.notified();
+            let config = self.config(name);
+            let refusal = match config {
+                Some(volume) => match self.opener.open(&volume, report).await {
+                    Ok(opened) => return opened,
+                    Err(refusal) => refusal,
+                },
+                None => {
+                    Refusal { reason: "StoreUnavailable".into(), message: "no such volume".into() }
+                }
+            };
+            tracing::warn!(volume = name, refusal.reason, refusal.message, "open the source");
+            report.refuse(&refusal);
+            // The next try comes with fresh credentials or after a while.
+            let _ = tokio::time::timeout(OPEN_INTERVAL, fresh).await;
+        }
+    }
+
+    fn config(&self, name: &str) -> Option<Volume> {
+        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        volumes.get(name).map(|served| served.config.clone())
+    }
+
+    fn refresh(&self, fresh: &Credentials) {
+        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(served) = volumes.get_mut(&fresh.volume) else { return };
+        if let Some(s3) = served.config.source.get_mut("s3").and_then(|s3| s3.as_object_mut()) {
+            s3.insert(
+                "credentials".to_owned(),
+                serde_json::json!({
+                    "accessKeyId": fresh.access_key_id,
+                    "secretAccessKey": fresh.secret_access_key,
+                    "sessionToken": fresh.session_token,
+                }),
+            );
+        }
+        drop(volumes);
+        tracing::info!(volume = fresh.volume, "fresh credentials");
+        self.opener.credentials(fresh);
+        self.fresh.notify_waiters();
+    }
+
+    /// Whether every volume of the pod is served.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.complete.borrow() && volumes.values().all(|served| served.mounted.is_some())
+    }
+
+    fn update_readiness(&self) {
+        if self.is_ready() {
+            let path = self.places.private_dir.join(READY_FILE);
+            if let Err(error) = std::fs::write(&path, b"") {
+                tracing::error!(%error, path = %path.display(), "write the readiness file");
+            }
+        }
+    }
+
+    /// Requests being answered and requests taken so far, over all volumes.
+    #[must_use]
+    pub fn load(&self) -> (usize, usize) {
+        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mounts = volumes.values().filter_map(|served| served.mounted.as_ref());
+        mounts.fold((0, 0), |(now, all), mount| (now + mount.in_flight(), all + mount.served()))
+    }
+
+    /// What a human wants to know.
+    #[must_use]
+    pub fn state(&self) -> serde_json::Value {
+        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let volumes: Vec<_> = volumes
+            .iter()
+            .map(|(name, served)| {
+                serde_json::json!({
+                    "name": name,
+                    "dataset": format!("{}/{}", served.config.namespace, served.config.dataset),
+                    "served": served.mounted.is_some(),
+                    "generation": served.config.generation,
+                    "status": served.report.again().map(|status| serde_json::to_value(status).ok()),
+                })
+            })
+            .collect();
+        serde_json::json!({"complete": *self.complete.borrow(), "volumes": volumes})
+    }
+
+    async fn drain(&self) {
+        let deadline = tokio::time::Instant::now() + DRAIN;
+        while self.load().0 > 0 && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        tracing::info!(left = self.load().0, "requests in flight have ended");
+    }
+}
+
+fn recorded(volume: &Volume) -> Option<Exchange> {
+    let decode = |text: &Option<String>| STANDARD.decode(text.as_deref()?).ok();
+    Some(Exchange {
+        request: decode(&volume.recorded_init)?,
+        reply: decode(&volume.recorded_reply)?,
+    })
+}
+
+fn init_message(volume: &str, exchange: &Exchange) -> FromSidecar {
+    FromSidecar::Init(Init {
+        volume: volume.to_owned(),
+        request: STANDARD.encode(&exchange.request),
+        reply: STANDARD.encode(&exchange.reply),
+    })
+}
+
+/// Runs `lampyris-mount serve` until `stop`.
+///
+/// # Errors
+/// A socket that cannot be made.
+pub async fn serve(args: &crate::args::Serve, stop: watch::Receiver<bool>) -> std::io::Result<()> {
+    let mounts = Arc::new(crate::ring_server::Mounts::default());
+    let ring_path = args.app_dir.join("ring.sock");
+    let ring = crate::ring_server::RingServer::bind(&ring_path, Arc::clone(&mounts))?;
+    let threads = args.fuse_threads.map_or_else(fuse::reader_threads, usize::from);
+    let places = Places { private_dir: args.private_dir.clone(), threads };
+    let opener = Box::new(crate::open::Sources::new(mounts));
+    let (sidecar, messages) = Sidecar::new(places, opener);
+    let mut registry = Registry::with_prefix("lampyris_mount");
+    registry.register_collector(Box::new(Figures(Arc::clone(&sidecar))));
+    let (ready, state) = (Arc::clone(&sidecar), Arc::clone(&sidecar));
+    let ready = move || match ready.is_ready() {
+        true => Ok(()),
+        false => Err("not every volume is served".to_owned()),
+    };
+    let admin = Arc::new(rpc::admin::Admin::new(registry, ready, move || state.state()));
+    let (path, until) = (args.private_dir.join("mount-admin.sock"), stop.clone());
+    tokio::spawn(async move {
+        if let Err(error) = rpc::admin::serve_unix(&path, admin, until).await {
+            tracing::error!(%error, path = %path.display(), "serve the admin socket");
+        }
+    });
+    tokio::spawn(ring.run(stop.clone()));
+    sidecar.run(messages, stop).await;
+    Ok(())
+}
+
+/// Figures of the mounts, read when somebody asks.
+#[derive(Debug)]
+struct Figures(Arc<Sidecar>);
+
+impl prometheus_client::collector::Collector for Figures {
+    fn encode(
+        &self,
+        mut encoder: prometheus_client::encoding::DescriptorEncoder<'_>,
+    ) -> Result<(), std::fmt::Error> {
+        use prometheus_client::encoding::EncodeMetric;
+        use prometheus_client::metrics::MetricType;
+        let (now, all) = self.0.load();
+        let figures = [
+            ("fuse_requests_in_flight", "FUSE requests being answered", now),
+            ("fuse_requests_taken", "FUSE requests taken since the start", all),
+        ];
+        for (name, help, value) in figures {
+            let gauge = prometheus_client::metrics::gauge::Gauge::<i64>::default();
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+            gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        }
+        Ok(())
+    }
+}
