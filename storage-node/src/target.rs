@@ -342,7 +342,12 @@ impl Target {
             tokio::pin!(changed);
             changed.as_mut().enable();
             self.replica().admit(now_ms(), request.chain_version).map_err(refuse)?;
-            let (done, bytes, pending) = self.read_committed(request).await?;
+            let Some((done, bytes, pending)) = self.read_committed(request).await? else {
+                if tokio::time::Instant::now() < give_up {
+                    continue;
+                }
+                return Err(Error::new(Code::ChunkBusy, "the chunk comes and goes"));
+            };
             let verdict = self.replica().verdict(
                 now_ms(),
                 request.chain_version,
@@ -363,11 +368,9 @@ impl Target {
         }
     }
 
-    /// Committed bytes, and the version that was pending when they were looked up.
-    async fn read_committed(
-        &self,
-        request: &Read,
-    ) -> Result<(ReadDone, Bytes, Option<UpdateVersion>), Error> {
+    /// Committed bytes, and the version that was pending when they were looked up; `None` if the
+    /// chunk was made in between, so that the next lookup finds it.
+    async fn read_committed(&self, request: &Read) -> Result<Option<Committed>, Error> {
         let (offset, length) = (u64::from(request.offset), u64::from(request.length));
         let read = self.engine.read(self.id, request.chunk, offset, length, Which::Committed).await;
         match read {
@@ -377,18 +380,17 @@ impl Target {
                     chunk_length: convert::state(&read.state).length,
                     checksum: crc32c::crc32c(&read.bytes),
                 };
-                Ok((done, read.bytes, read.pending))
+                Ok(Some((done, read.bytes, read.pending)))
             }
             Err(engine::Error::NotFound(_)) => {
                 let info = self.engine.meta(self.id, request.chunk);
                 let info = info.map_err(|error| convert::engine_error(&error))?;
                 if info.committed.as_ref().is_some_and(|c| !c.removed) {
-                    let busy = "the chunk was made while it was looked up";
-                    return Err(Error::new(Code::ChunkBusy, busy));
+                    return Ok(None);
                 }
                 let version = info.committed.map_or(UpdateVersion::new(0), |c| c.version);
                 let done = ReadDone { version, chunk_length: 0, checksum: 0 };
-                Ok((done, Bytes::new(), info.pending.map(|p| p.version)))
+                Ok(Some((done, Bytes::new(), info.pending.map(|p| p.version))))
             }
             Err(error) => {
                 tracing::error!(target_id = %self.id, %error, "read");
@@ -397,6 +399,9 @@ impl Target {
         }
     }
 }
+
+/// The answer, its bytes, and the version that was pending.
+type Committed = (ReadDone, Bytes, Option<UpdateVersion>);
 
 fn ended(result: Result<(), engine::Error>) -> Result<(), Refusal> {
     result.map_err(|error| {
