@@ -18,7 +18,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Reconcile all objects of lampyris.dev and serve the admission webhook.
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Stop the operator's Deployment and release what it holds, so that an uninstall can end.
     Retire(RetireArgs),
 }
@@ -88,7 +88,7 @@ impl Args {
         match args.command {
             Command::Run(args) => {
                 args.check()?;
-                runtime.block_on(crate::run::run(args))
+                runtime.block_on(crate::run::run(*args))
             }
             Command::Retire(args) => {
                 check_name("--system-namespace", &args.system_namespace)?;

@@ -33,6 +33,7 @@ pub(super) async fn run(shared: &Shared, stop: watch::Receiver<bool>) {
     drive!(controller, reconcile, context, stop);
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "a watch gives its objects away")]
 fn of_pod(pod: PartialObjectMeta<Pod>) -> Option<ObjectRef<Meta>> {
     let name = pod.labels().get(LABEL_CLUSTER)?;
     Some(ObjectRef::new(name).within(&pod.namespace()?))

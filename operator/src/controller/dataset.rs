@@ -38,11 +38,13 @@ pub(super) async fn run(shared: &Shared, stop: watch::Receiver<bool>) {
     drive!(controller, reconcile, context, stop);
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "a watch gives its objects away")]
 fn of_inspector(pod: PartialObjectMeta<Pod>) -> Option<ObjectRef<Meta>> {
     let name = pod.labels().get(LABEL_DATASET)?;
     Some(ObjectRef::new(name).within(&pod.namespace()?))
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "a watch gives its objects away")]
 fn of_user(pod: PartialObjectMeta<Pod>) -> Vec<ObjectRef<Meta>> {
     let marker = pod.annotations().get(ANNOTATION_INJECTED).cloned().unwrap_or_default();
     datasets_of(&marker)

@@ -91,7 +91,7 @@ pub fn plan(view: &ClusterView, env: &Env) -> Plan {
     {
         plan.actions.push(Action::Create(chain_table(&view.cluster, &members)));
     }
-    cluster_status(&mut plan, view, &ids, waiting, env);
+    cluster_status(&mut plan, view, &ids, &waiting, env);
     plan
 }
 
@@ -251,13 +251,7 @@ fn judge_node(seen: Option<&ManagerNode>, host: &str) -> (&'static str, Verdict)
     }
 }
 
-fn cluster_status(
-    plan: &mut Plan,
-    view: &ClusterView,
-    ids: &[i64],
-    waiting: Vec<String>,
-    env: &Env,
-) {
+fn cluster_status(plan: &mut Plan, view: &ClusterView, ids: &[i64], waiting: &[String], env: &Env) {
     let cluster = &view.cluster;
     let (name, namespace) = (cluster.name_any(), cluster.namespace().unwrap_or_default());
     let generation = cluster.metadata.generation;
@@ -280,7 +274,7 @@ fn cluster_status(
         },
         |manager| lost_nodes(view, manager),
     );
-    let progressing = progress(plan, &waiting);
+    let progressing = progress(plan, waiting);
     status.phase = Some(phase(&ready, &degraded).to_owned());
     let settled = ready.holds() && !degraded.holds() && !progressing.holds();
     let list = &mut status.conditions;

@@ -304,7 +304,7 @@ fn manifest(dataset: &Dataset, inspection: &Inspection, env: &Env) -> Value {
             "limits": {"cpu": "1", "memory": "256Mi"},
         }),
     };
-    job::manifest(request, &env.images)
+    job::manifest(&request, &env.images)
 }
 
 #[cfg(test)]

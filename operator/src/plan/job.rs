@@ -33,12 +33,12 @@ pub struct JobRequest<'a> {
 
 /// The manifest.
 #[must_use]
-pub fn manifest(request: JobRequest<'_>, images: &Images) -> Value {
+pub fn manifest(request: &JobRequest<'_>, images: &Images) -> Value {
     let (kind, owner, uid) = request.owner;
     let mut spec = json!({
         "backoffLimit": request.retries,
         "ttlSecondsAfterFinished": 3600,
-        "template": {"metadata": {"labels": request.labels}, "spec": pod(&request, images)},
+        "template": {"metadata": {"labels": request.labels}, "spec": pod(request, images)},
     });
     if let Some(seconds) = request.deadline_s {
         spec["activeDeadlineSeconds"] = json!(seconds);
@@ -90,7 +90,7 @@ fn pod(request: &JobRequest<'_>, images: &Images) -> Value {
             "command": ["/usr/bin/scan-agent"],
             "args": args,
             "resources": request.resources,
-            "securityContext": restricted(json!({"type": "RuntimeDefault"})),
+            "securityContext": restricted(&json!({"type": "RuntimeDefault"})),
             "volumeMounts": mounts,
         }],
         "volumes": volumes,

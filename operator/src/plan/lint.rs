@@ -115,7 +115,7 @@ mod tests {
         lint(&Plan { actions: vec![Action::Apply(object)], requeue_s: None }).join("\n")
     }
 
-    fn service(spec: Value) -> Value {
+    fn service(spec: &Value) -> Value {
         json!({
             "apiVersion": "v1", "kind": "Service",
             "metadata": {"name": "a", "namespace": "b", "ownerReferences": [
@@ -126,14 +126,14 @@ mod tests {
 
     #[test]
     fn a_misspelt_field_is_found() {
-        assert_eq!(findings(service(json!({"clusterIP": "None"}))), "");
-        let found = findings(service(json!({"clusterIp": "None"})));
+        assert_eq!(findings(service(&json!({"clusterIP": "None"}))), "");
+        let found = findings(service(&json!({"clusterIp": "None"})));
         assert_eq!(found, "Service a: has a field that its type does not know");
     }
 
     #[test]
     fn a_pod_that_could_run_as_root_or_without_limits_is_found() {
-        let mut job = service(json!({"template": {"spec": {"containers": [{"name": "c"}]}}}));
+        let mut job = service(&json!({"template": {"spec": {"containers": [{"name": "c"}]}}}));
         job["apiVersion"] = json!("batch/v1");
         job["kind"] = json!("Job");
         let found = findings(job);

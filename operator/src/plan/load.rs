@@ -60,7 +60,7 @@ pub fn plan(view: &LoadView, env: &Env) -> Plan {
     match (&view.job, endpoints(view)) {
         (Some(found), _) => follow(&mut plan, &mut status, view, found, env),
         (None, Ok((from, to))) => {
-            plan.actions.push(Action::Create(manifest(load, from, to, env)));
+            plan.actions.push(Action::Create(manifest(load, &from, to, env)));
             let verdict = Verdict::yes("Started", format!("Job {} was created", job_name(load)));
             conclude(&mut plan, &mut status, view, "Pending", verdict, env);
             plan.requeue(POLL_S);
@@ -214,7 +214,7 @@ fn failures(detail: &Value) -> Vec<LoadFailure> {
         .collect()
 }
 
-fn manifest(load: &DatasetLoad, from: Source, target: &Dataset, env: &Env) -> Value {
+fn manifest(load: &DatasetLoad, from: &Source, target: &Dataset, env: &Env) -> Value {
     let namespace = load.namespace().unwrap_or_default();
     let (name, uid) = (load.name_any(), load.uid().unwrap_or_default());
     let request = JobRequest {
@@ -241,5 +241,5 @@ fn manifest(load: &DatasetLoad, from: Source, target: &Dataset, env: &Env) -> Va
             "limits": {"cpu": "2", "memory": "512Mi"},
         }),
     };
-    job::manifest(request, &env.images)
+    job::manifest(&request, &env.images)
 }

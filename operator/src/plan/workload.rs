@@ -174,7 +174,7 @@ impl Server<'_> {
             "args": self.args,
             "ports": self.ports,
             "resources": with_defaults(self.resources),
-            "securityContext": restricted(self.seccomp.clone()),
+            "securityContext": restricted(&self.seccomp),
             "volumeMounts": [{"name": "data", "mountPath": "/data"}],
             "readinessProbe": probe("/readyz", 2, 3),
             "livenessProbe": probe("/healthz", 10, 6),
@@ -312,7 +312,7 @@ pub fn metadata(cluster: &StorageCluster, name: &str, labels: &Value) -> Value {
 
 /// The strictest context that Pod Security knows, with this seccomp profile.
 #[must_use]
-pub fn restricted(seccomp: Value) -> Value {
+pub fn restricted(seccomp: &Value) -> Value {
     json!({
         "allowPrivilegeEscalation": false,
         "readOnlyRootFilesystem": true,

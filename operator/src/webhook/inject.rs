@@ -76,7 +76,7 @@ fn is_ours(container: &Value) -> bool {
     container["name"] == MOUNT || container["name"] == SCAN
 }
 
-fn add(path: String, value: Value) -> Value {
+fn add(path: &str, value: &Value) -> Value {
     json!({"op": "add", "path": path, "value": value})
 }
 
@@ -89,9 +89,9 @@ fn append(out: &mut Vec<Value>, path: &str, have: &Value, wanted: Vec<Value>) {
         return;
     }
     if have.is_array() {
-        out.extend(missing.into_iter().map(|item| add(format!("{path}/-"), item)));
+        out.extend(missing.into_iter().map(|item| add(&format!("{path}/-"), &item)));
     } else {
-        out.push(add(path.to_owned(), Value::Array(missing)));
+        out.push(add(path, &Value::Array(missing)));
     }
 }
 
@@ -217,15 +217,15 @@ fn sidecars(out: &mut Vec<Value>, pod: &Value, ask: &Ask, images: &Images) {
     let missing = |item: &Value| !items(have).any(|old| old["name"] == item["name"]);
     if have.is_array() {
         for (index, item) in wanted.into_iter().enumerate().filter(|(_, item)| missing(item)) {
-            out.push(add(format!("/spec/initContainers/{index}"), item));
+            out.push(add(&format!("/spec/initContainers/{index}"), &item));
         }
     } else {
-        out.push(add("/spec/initContainers".to_owned(), Value::Array(wanted)));
+        out.push(add("/spec/initContainers", &Value::Array(wanted)));
     }
 }
 
 fn sidecar(name: &str, image: &str, command: &str, images: &Images) -> Value {
-    let mut context = restricted(json!({"type": "RuntimeDefault"}));
+    let mut context = restricted(&json!({"type": "RuntimeDefault"}));
     context["runAsUser"] = json!(USER);
     context["runAsGroup"] = json!(USER);
     context["privileged"] = json!(false);
@@ -279,6 +279,6 @@ fn mark(out: &mut Vec<Value>, pod: &Value, ask: &Ask) {
     let text = serde_json::to_string(&marker).unwrap_or_default();
     if pod["metadata"]["annotations"][ANNOTATION_INJECTED] != text.as_str() {
         let key = ANNOTATION_INJECTED.replace('~', "~0").replace('/', "~1");
-        out.push(add(format!("/metadata/annotations/{key}"), json!(text)));
+        out.push(add(&format!("/metadata/annotations/{key}"), &json!(text)));
     }
 }
