@@ -156,7 +156,7 @@ pub(crate) fn reach(base: &Path, file: &Path, owns_folder: bool, reached: &mut B
     if !reached.insert(file.to_path_buf()) {
         return;
     }
-    let beside = file.parent().unwrap_or(Path::new("")).to_path_buf();
+    let beside = file.parent().unwrap_or_else(|| Path::new("")).to_path_buf();
     let folder = if owns_folder { beside.clone() } else { file.with_extension("") };
     let mut path_attribute = None;
     for line in source.lines().map(str::trim) {
