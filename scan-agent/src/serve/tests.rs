@@ -1,1 +1,92 @@
+use std::os::unix::net::UnixStream;
+use std::thread;
 
+use ring::fd::{LineReader, send_line};
+use tokio::runtime::Runtime;
+
+use super::protocol::{Reply, Request};
+use super::*;
+
+fn shared(io: &Runtime, path: &Path) -> Arc<Shared> {
+    let (datasets, _changes) = Datasets::new();
+    datasets.put_source("made", Arc::new(DirSource::new(path)));
+    Arc::new(Shared { datasets, io: io.handle().clone(), metrics: Metrics::default() })
+}
+
+fn receive(reader: &mut LineReader, stream: &UnixStream) -> (Reply, usize) {
+    let line = reader.recv_line(stream).unwrap().expect("a reply");
+    (serde_json::from_slice(&line.bytes).unwrap(), line.fds.len())
+}
+
+/// A client in a pair of sockets whose other end is served on a thread.
+fn client(shared: &Arc<Shared>, request: &str) -> (UnixStream, thread::JoinHandle<()>) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let shared = Arc::clone(shared);
+    let served = thread::spawn(move || session::serve(&shared, theirs));
+    send_line(&ours, request, &[]).unwrap();
+    (ours, served)
+}
+
+fn io() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+#[test]
+fn a_client_that_releases_gets_every_row_once() {
+    let (io, dir) = (io(), tempfile::tempdir().unwrap());
+    crate::make_data::synthetic(8 << 20, 2, 1, dir.path()).unwrap();
+    let shared = shared(&io, dir.path());
+    let open = r#"{"open":{"version":1,"dataset":"made","batchRows":500,"slabBytes":4194304}}"#;
+    let (stream, served) = client(&shared, open);
+    let mut reader = LineReader::new();
+    let (opened, fds) = receive(&mut reader, &stream);
+    assert!(matches!(opened, Reply::Opened(opened) if opened.files == 2 && fds == 1));
+    let mut rows = 0;
+    let done = loop {
+        match receive(&mut reader, &stream).0 {
+            Reply::Batch(batch) => {
+                rows += batch.rows as u64;
+                let release = serde_json::to_string(&Request::Release { id: batch.id }).unwrap();
+                send_line(&stream, &release, &[]).unwrap();
+            }
+            Reply::Done(done) => break done,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((rows, done.rows), ((8 << 20) / 3120, rows));
+    assert!(done.bytes_fetched > 0 && done.file_bytes > 0);
+    served.join().unwrap();
+}
+
+#[test]
+fn a_client_that_dies_with_a_full_ring_ends_its_session() {
+    let (io, dir) = (io(), tempfile::tempdir().unwrap());
+    crate::make_data::synthetic(8 << 20, 1, 1, dir.path()).unwrap();
+    let shared = shared(&io, dir.path());
+    let open = r#"{"open":{"version":1,"dataset":"made","batchRows":100,"slabBytes":1048576}}"#;
+    let (stream, served) = client(&shared, open);
+    let mut reader = LineReader::new();
+    assert!(matches!(receive(&mut reader, &stream).0, Reply::Opened(_)));
+    assert!(matches!(receive(&mut reader, &stream).0, Reply::Batch(_)));
+    drop(stream);
+    served.join().unwrap();
+}
+
+#[test]
+fn nonsense_is_answered_and_ends_the_conversation() {
+    let (io, dir) = (io(), tempfile::tempdir().unwrap());
+    let shared = shared(&io, dir.path());
+    for (line, reason) in [
+        ("{", "InvalidRequest"),
+        (r#"{"release":{"id":1}}"#, "InvalidRequest"),
+        (r#"{"open":{"version":1,"dataset":"other"}}"#, "DatasetUnknown"),
+        (r#"{"open":{"version":1,"dataset":"made"}}"#, "ObjectNotFound"),
+    ] {
+        let (stream, served) = client(&shared, line);
+        match receive(&mut LineReader::new(), &stream).0 {
+            Reply::Error(error) => assert_eq!(error.reason, reason),
+            other => panic!("{other:?}"),
+        }
+        served.join().unwrap();
+    }
+}
