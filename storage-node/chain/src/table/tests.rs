@@ -164,9 +164,19 @@ prop_compose! {
     ) -> Vec<Option<(u8, u64, u64)>> { raw }
 }
 
+/// Who holds a complete copy.
+fn complete(chain: &Chain) -> Vec<TargetId> {
+    let is_copy = |t: &&ChainTarget| {
+        matches!(t.state, PublicState::Serving | PublicState::LastServing)
+    };
+    chain.targets.iter().filter(is_copy).map(|t| t.id).collect()
+}
+
 proptest! {
     #[test]
-    fn no_sequence_of_reports_breaks_a_chain(steps in prop::collection::vec((any_reports(), any::<bool>()), 1..40)) {
+    fn no_sequence_of_reports_breaks_a_chain(
+        steps in prop::collection::vec((any_reports(), any::<bool>()), 1..40),
+    ) {
         let ids: Vec<TargetId> = (1..=4).map(target).collect();
         let mut now = Chain::newborn(ChainId::new(1), &ids);
         for (raw, any) in steps {
@@ -181,9 +191,6 @@ proptest! {
             prop_assert!(new.is_valid());
             prop_assert_eq!(new.version, now.version.next());
             // T4: nobody joins the complete set but by a finished sync; the set never empties.
-            let complete = |c: &Chain| -> Vec<TargetId> {
-                c.targets.iter().filter(|t| matches!(t.state, PublicState::Serving | PublicState::LastServing)).map(|t| t.id).collect()
-            };
             prop_assert!(!complete(&new).is_empty());
             for joined in complete(&new).iter().filter(|t| !complete(&now).contains(t)) {
                 prop_assert_eq!(now.state_of(*joined), Some(PublicState::Syncing));
