@@ -171,10 +171,13 @@ async fn transmit(
     }
 }
 
+/// The connection to one address; locked while it is made.
+type Slot = Arc<tokio::sync::Mutex<Option<Arc<Connection>>>>;
+
 /// Connections by address, made when first needed and again when they broke.
 #[derive(Debug, Default)]
 pub struct Pool {
-    connections: Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Arc<Connection>>>>>>,
+    connections: Mutex<HashMap<String, Slot>>,
 }
 
 impl Pool {

@@ -3,6 +3,7 @@
 //! `LAMPYRIS_BLESS=1` rewrites the files: a change of a file is a change of the protocol.
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers of tests are small")]
+#![allow(clippy::unwrap_used, reason = "a test fails by it")]
 
 mod samples;
 

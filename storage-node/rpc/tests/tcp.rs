@@ -1,5 +1,11 @@
 //! The two ends of the transport over a real socket.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "a test fails by the one, and its numbers are small"
+)]
+
 use std::sync::Arc;
 use std::time::Duration;
 

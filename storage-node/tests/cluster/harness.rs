@@ -1,6 +1,7 @@
 //! A small manager over `chain::table::next`, servers that can be killed, a client that checks.
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers of tests are small")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by it")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

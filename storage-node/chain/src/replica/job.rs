@@ -97,6 +97,7 @@ impl Job {
 
 /// How far the first job is.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one for each busy chunk, most of them sending")]
 enum Phase {
     Loading,
     Dropping,

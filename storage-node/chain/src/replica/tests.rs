@@ -326,7 +326,7 @@ impl World {
 
     fn text(&self, n: u64) -> String {
         let stored = self.disks[&n].committed.get(&CHUNK);
-        stored.map_or("-".into(), |s| String::from_utf8(s.bytes.clone()).unwrap())
+        stored.map_or_else(|| "-".into(), |s| String::from_utf8(s.bytes.clone()).unwrap())
     }
 
     fn texts(&self) -> Vec<String> {
