@@ -11,7 +11,7 @@ use crate::ring_server::Mounts;
 use crate::run::{Opened, Opener, Refusal, Reporter};
 use crate::status::StatusCallback;
 use crate::store_fs::{StoreFs, StoreOptions};
-use crate::vfs::{FileSystem, ROOT};
+use crate::vfs::ROOT;
 
 /// Opens what the node plugin describes, and offers it to the ring as well.
 #[derive(Debug, Default)]

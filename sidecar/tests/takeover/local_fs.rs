@@ -12,7 +12,7 @@ use sidecar::vfs::{
 
 /// Files of one directory, numbered by their own inode numbers; every answer takes `delay`.
 #[derive(Debug)]
-pub struct LocalFs {
+pub(crate) struct LocalFs {
     pub dir: PathBuf,
     pub delay: Duration,
 }
