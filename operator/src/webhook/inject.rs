@@ -164,7 +164,12 @@ fn csi_volume(
     let mut csi = json!({
         "driver": CSI_DRIVER,
         "readOnly": !mention.writable,
-        "volumeAttributes": {"dataset": mention.name, "namespace": mention.namespace},
+        // The ring finds a file by the path under which the pod sees it.
+        "volumeAttributes": {
+            "dataset": mention.name,
+            "namespace": mention.namespace,
+            "mountPath": mention.path,
+        },
     });
     if let Some(secret) = dataset.spec.source.secret_name() {
         // A pod can only be given Secrets of its own namespace.
