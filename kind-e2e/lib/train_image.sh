@@ -1,11 +1,10 @@
 # The training image: Debian's python3, NumPy and torch, upstream's vortex-data and PyArrow, and our wheel.
-# Three layers, by how often they change. Sourced by `images`.
+# Three layers, by how often they change. Sourced by `images`, after python.sh.
 
 # Packages whose files go in; the shared libraries that those need are found with ldd, which is a third of what
 # their Debian dependencies would bring.
 IMAGE_PACKAGES=(python3 python3-minimal python3.11 python3.11-minimal libpython3.11-stdlib libpython3.11-minimal
   python3-numpy python3-torch python3-typing-extensions python3-yaml libc6 dash coreutils findutils)
-PYARROW=21.0.0 VORTEX_DATA=0.90.0 MATURIN=1.16.0
 PYTHON_LOCAL=usr/local/lib/python3.11/dist-packages
 
 package_files() {
@@ -55,44 +54,37 @@ debian_layer() { # debian_layer ROOT
   rm -f "$list"
 }
 
-python_tools() {
-  local venv=$CACHE/venv
-  if [ "$("$venv/bin/maturin" --version 2>/dev/null)" != "maturin $MATURIN" ]; then
-    /usr/bin/python3 -m venv --clear "$venv"
-    "$venv/bin/pip" install -q "maturin==$MATURIN"
-  fi
-}
-
 pip_layer() { # pip_layer ROOT: NumPy comes from Debian, because Debian's torch is built against it
   rm -rf "$1"
   mkdir -p "$1/$PYTHON_LOCAL"
-  "$CACHE/venv/bin/pip" install -q --only-binary :all: --no-compile --target "$1/$PYTHON_LOCAL" \
+  "$PYTHON" -m pip install -q --disable-pip-version-check --only-binary :all: --no-compile --target "$1/$PYTHON_LOCAL" \
     "pyarrow==$PYARROW" "vortex-data==$VORTEX_DATA" 'numpy<2'
   rm -rf "$1/$PYTHON_LOCAL"/{bin,numpy,numpy-*,numpy.libs} "$1/$PYTHON_LOCAL"/pyarrow/{include,tests,src}
 }
 
-wheel_layer() { # wheel_layer ROOT
-  rm -rf "$1" "$CACHE/wheel"
+own_layer() { # own_layer ROOT: our wheel, and the ring's C library under the name that its header gives
+  rm -rf "$1"
   mkdir -p "$1/$PYTHON_LOCAL"
-  (cd "$REPO/scan-agent/python" && CARGO_TARGET_DIR="$CARGO_TARGET_DIR/wheel" PYO3_PYTHON=/usr/bin/python3 \
-    "$CACHE/venv/bin/maturin" build -q --profile dev --interpreter /usr/bin/python3 --out "$CACHE/wheel") || return 1
-  "$CACHE/venv/bin/pip" install -q --no-deps --no-compile --target "$1/$PYTHON_LOCAL" "$CACHE"/wheel/lampyris-*.whl
+  python_wheel || return 1
+  "$PYTHON" -m pip install -q --disable-pip-version-check --no-deps --no-compile --target "$1/$PYTHON_LOCAL" \
+    "$CACHE"/wheel/lampyris-*.whl || return 1
+  install -D -m 0755 "$CARGO_TARGET_DIR/debug/libring.so" "$1/usr/lib/x86_64-linux-gnu/liblampyris_ring.so"
 }
 
 train_image() {
   local root=$ROOTFS/train inputs
   apt_install "${TRAIN_PACKAGES[@]}" dash coreutils findutils
   python_tools
-  inputs=$(dpkg-query -W "${IMAGE_PACKAGES[@]}" | cat - "$KIND_E2E/lib/train_image.sh" "$KIND_E2E/lib/rootfs.sh" | sha256sum | cut -d' ' -f1)
+  inputs=$({ echo "$PYARROW $VORTEX_DATA"; dpkg-query -W "${IMAGE_PACKAGES[@]}"; } | cat - "$KIND_E2E/lib/train_image.sh" "$KIND_E2E/lib/rootfs.sh" | sha256sum | cut -d' ' -f1)
   if [ "$(cat "$root/base.inputs" 2>/dev/null)" != "$inputs" ]; then
     mkdir -p "$root"
     step "train: Debian layer" debian_layer "$root/base"
     step "train: PyPI layer" pip_layer "$root/pip"
     echo "$inputs" >"$root/base.inputs"
   fi
-  step "train: wheel" wheel_layer "$root/wheel"
-  inputs="$inputs $(cd "$root/wheel" && find . -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -d' ' -f1) $REGISTRY $TAG"
+  step "train: wheel and ring library" own_layer "$root/own"
+  inputs="$inputs $(cd "$root/own" && find . -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -d' ' -f1) $REGISTRY $TAG"
   unchanged train "$inputs" && return
-  archive "$REGISTRY/train:$TAG" "$IMAGES/train.tar" 1000:1000 /usr/bin/python3 "$root/base" "$root/pip" "$root/wheel"
+  archive "$REGISTRY/train:$TAG" "$IMAGES/train.tar" 1000:1000 /usr/bin/python3 "$root/base" "$root/pip" "$root/own"
   built train "$inputs"
 }
