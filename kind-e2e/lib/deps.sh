@@ -5,8 +5,8 @@
 KUBERNETES=v1.36.3 ETCD=v3.6.16 CONTAINERD=v2.2.9 HELM=v4.2.4 CRICTL=v1.34.0 CNI=v1.9.1 COREDNS=v1.15.0
 VERSITYGW=v1.8.0 CSI_SANITY=v5.6.0 KUBECONFORM=v0.8.0 CRANE=v0.22.1
 
-CLUSTER_PACKAGES=(runc iptables conntrack iproute2 jq openssl socat util-linux gcc libc6-dev)
-BUILD_PACKAGES=(gcc g++ libc6-dev libclang-dev clang cmake pkg-config jq librocksdb-dev)
+CLUSTER_PACKAGES=(runc iptables conntrack iproute2 jq openssl socat curl ca-certificates util-linux gcc libc6-dev)
+BUILD_PACKAGES=(gcc g++ libc6-dev libclang-dev clang cmake pkg-config git jq librocksdb-dev)
 TRAIN_PACKAGES=(python3 python3-venv python3-dev python3-numpy python3-torch)
 
 # Installs the named Debian packages that are missing; asks for nothing.

