@@ -41,6 +41,9 @@ pub struct ServeArgs {
     /// Address of /healthz, /readyz, /metrics, /state, PUT /v1/table and GET /v1/status.
     #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:9001", value_parser = address)]
     pub admin: String,
+    /// How long the bytes of a removed file stay, for those who have it open for reading.
+    #[arg(long, value_name = "SECONDS", default_value_t = crate::collect::GRACE.as_secs())]
+    pub grace_seconds: u64,
 }
 
 /// Flags of `meta fsck`.

@@ -1,7 +1,7 @@
 //! The process: manager and metadata service behind one port, the admin endpoint behind another.
 
 use crate::args::ServeArgs;
-use crate::collect::{Collector, GRACE, Remote};
+use crate::collect::{Collector, Remote};
 use crate::manager::service::Manager;
 use crate::manager::spec::ChainTableSpec;
 use crate::op::Operation;
@@ -170,7 +170,11 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let (stop_admin, admin_stopped) = watch::channel(false);
     tokio::spawn(rpc::admin::serve(admin_listener, admin, admin_stopped));
     let serving = tokio::spawn(rpc::serve::serve(listener, service, stopped));
-    let collector = tokio::spawn(collect(Arc::clone(&meta), ClientId::new(random()?)));
+    let collector = tokio::spawn(collect(
+        Arc::clone(&meta),
+        ClientId::new(random()?),
+        Duration::from_secs(args.grace_seconds),
+    ));
     let ended = tokio::select! {
         error = owner => Err(error.into()),
         failure = failed(&store) => Err(anyhow::anyhow!(failure)),
@@ -203,9 +207,9 @@ async fn failed(store: &Embedded) -> String {
     }
 }
 
-async fn collect<S: Store>(meta: Arc<Meta<S>>, client: ClientId) {
+async fn collect<S: Store>(meta: Arc<Meta<S>>, client: ClientId, grace: Duration) {
     let remote = Remote::new(Arc::clone(&meta), client);
-    let mut collector = Collector::new(meta, remote, GRACE);
+    let mut collector = Collector::new(meta, remote, grace);
     let mut pause = tokio::time::interval(COLLECT_PAUSE);
     pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

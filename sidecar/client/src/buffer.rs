@@ -239,6 +239,15 @@ impl Buffers {
         self.get(inode)?.lock().unreported
     }
 
+    /// Whether nothing of a file waits here.
+    pub(crate) fn is_saved(&self, inode: InodeId) -> bool {
+        let Some(writer) = self.get(inode) else { return true };
+        // Bytes that are being written back are in no extent.
+        let Ok(_none_under_way) = writer.write_back.try_lock() else { return false };
+        let state = writer.lock();
+        state.extents.0.is_empty() && state.unreported.is_none() && state.error.is_none()
+    }
+
     pub(crate) fn has_sessions(&self) -> bool {
         self.lock().values().any(|writer| !writer.lock().sessions.is_empty())
     }
@@ -297,9 +306,9 @@ impl Inner {
         {
             return Ok(writer);
         }
-        let opened = self.open_session(identity, inode, true).await?;
+        let mut opened = self.open_session(identity, inode, true).await?;
         Placement::of(&opened.attributes)?;
-        self.inodes.put(&opened.attributes);
+        self.inodes.put(&mut opened.attributes);
         let writer = self.buffers.get_or_make(identity, &opened.attributes);
         writer.lock().sessions.push(opened.session);
         Ok(writer)
@@ -392,6 +401,19 @@ impl Inner {
         self.report(&writer).await
     }
 
+    /// Writes back and reports every file; a failure stays with its file.
+    pub(crate) async fn flush_all(&self) -> Result<(), Error> {
+        let writers: Vec<Arc<Writer>> = self.buffers.lock().values().cloned().collect();
+        let flushed = stream::iter(writers).map(|writer| async move {
+            self.write_out(&writer, true).await;
+            let error = writer.lock().error.clone();
+            error.map_or(Ok(()), Err)?;
+            self.report(&writer).await
+        });
+        let outcomes: Vec<_> = flushed.buffer_unordered(PARALLEL).collect().await;
+        outcomes.into_iter().collect()
+    }
+
     /// Tells the service how far the file reaches, if it does not know.
     async fn report(&self, writer: &Writer) -> Result<(), Error> {
         let (identity, unreported, session) = {
@@ -407,14 +429,14 @@ impl Inner {
         let inode = writer.inode;
         let report =
             LengthReport { identity, inode, session, length, truncate_generation, close: false };
-        let attributes = match self.report_length(report).await {
+        let mut attributes = match self.report_length(report).await {
             Err(error) if error.code == Code::SessionEnded => {
                 let session = self.renew_session(writer, identity).await?;
                 self.report_length(LengthReport { session, ..report }).await?
             }
             other => other?,
         };
-        self.inodes.put(&attributes);
+        self.inodes.put(&mut attributes);
         let mut state = writer.lock();
         if state.unreported == Some(length) {
             state.unreported = None;
@@ -480,7 +502,7 @@ impl Inner {
                 close: true,
             };
             match self.report_length(report).await {
-                Ok(attributes) => self.inodes.put(&attributes),
+                Ok(mut attributes) => self.inodes.put(&mut attributes),
                 // The service ends it by itself when the client falls silent.
                 Err(error) => tracing::debug!(%inode, %error, "end a session"),
             }

@@ -40,10 +40,18 @@ impl InodeCache {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn put(&self, attributes: &Attributes) {
+    /// Keeps `attributes`, with the length of a later answer if this one was overtaken: within a truncate generation a
+    /// length only grows.
+    pub(crate) fn put(&self, attributes: &mut Attributes) {
         let mut cache = self.lock();
         if cache.len() >= INODES_MAX {
             cache.clear();
+        }
+        let reach = |known: &Attributes| (known.truncate_generation, known.length);
+        if let Some((known, _)) = cache.get(&attributes.inode)
+            && reach(known) > reach(attributes)
+        {
+            (attributes.truncate_generation, attributes.length) = reach(known);
         }
         cache.insert(attributes.inode, (attributes.clone(), Instant::now()));
     }
@@ -111,10 +119,10 @@ impl Placement {
 impl Inner {
     /// The service's attributes with what this client wrote and has not reported.
     pub(crate) fn local_view(&self, mut attributes: Attributes) -> Attributes {
-        self.inodes.put(&attributes);
-        if let Some(end) = self.buffers.written_end(attributes.inode) {
-            attributes.length = attributes.length.max(end);
-        }
+        // Looked up first: a report puts the new length into the cache before the writer forgets it.
+        let written = self.buffers.written_end(attributes.inode);
+        self.inodes.put(&mut attributes);
+        attributes.length = attributes.length.max(written.unwrap_or(0));
         attributes
     }
 
@@ -125,9 +133,11 @@ impl Inner {
 
     /// Attributes that are right for reading up to `end`: asked for again where the known length may be too short.
     async fn attributes_for(&self, inode: InodeId, end: u64) -> Result<Attributes, Error> {
-        let Some((known, since)) = self.inodes.get(inode) else {
+        let written = self.buffers.written_end(inode);
+        let Some((mut known, since)) = self.inodes.get(inode) else {
             return self.fresh_attributes(inode).await;
         };
+        known.length = known.length.max(written.unwrap_or(0));
         if end <= known.length || since.elapsed() <= ATTRIBUTES_FOR {
             return Ok(known);
         }
@@ -346,6 +356,18 @@ impl Client {
         self.inner.flush(inode).await
     }
 
+    /// Writes back everything of every file and reports the lengths. A failure stays with its file too: the next
+    /// [`flush`](Self::flush) reports it.
+    pub async fn flush_all(&self) -> Result<(), Error> {
+        self.inner.flush_all().await
+    }
+
+    /// Whether nothing that was written to a file waits here: no byte, no length, no failure to report.
+    #[must_use]
+    pub fn is_saved(&self, inode: InodeId) -> bool {
+        self.inner.buffers.is_saved(inode)
+    }
+
     /// One opening for writing has ended. Flush first; what is still unwritten is written in the background.
     pub async fn release(&self, inode: InodeId) {
         self.inner.release(inode).await;
@@ -360,10 +382,10 @@ impl Client {
     ) -> Result<Attributes, Error> {
         self.inner.flush(inode).await?;
         self.inner.readahead.forget(inode);
-        let attributes = self.inner.truncate_length(identity, inode, length).await?;
+        let mut attributes = self.inner.truncate_length(identity, inode, length).await?;
         self.inner.cut_chunks(&attributes).await?;
         self.inner.readahead.forget(inode);
-        self.inner.inodes.put(&attributes);
+        self.inner.inodes.put(&mut attributes);
         self.inner.buffers.truncated(&attributes);
         Ok(attributes)
     }
@@ -399,6 +421,38 @@ mod tests {
         assert_eq!(cut, [(2, 50, 50), (3, 0, 100), (4, 0, 100), (5, 0, 10)]);
         assert_eq!(pieces(100, 250, 0).count(), 0);
         assert_eq!(pieces(100, 200, 100).count(), 1);
+    }
+
+    const fn attributes() -> Attributes {
+        Attributes {
+            inode: InodeId::new(7),
+            kind: FileKind::File,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            length: 0,
+            accessed_ns: 0,
+            modified_ns: 0,
+            changed_ns: 0,
+            truncate_generation: 0,
+            layout: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_was_overtaken_shortens_no_file() {
+        let cache = InodeCache::default();
+        let put = |truncate_generation, length| {
+            let mut known = Attributes { truncate_generation, length, ..attributes() };
+            cache.put(&mut known);
+            (known.truncate_generation, known.length)
+        };
+        assert_eq!(put(1, 70), (1, 70));
+        assert_eq!(put(1, 50), (1, 70), "asked before a report that was answered earlier");
+        assert_eq!(put(2, 10), (2, 10), "a truncation");
+        assert_eq!(put(1, 90), (2, 10), "asked before it");
+        assert_eq!(put(2, 20), (2, 20));
     }
 
     #[test]

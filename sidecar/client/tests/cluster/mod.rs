@@ -1,0 +1,156 @@
+//! Real servers for tests: one metadata process, three storage processes, three chains of three. The
+//! binaries are those of the same build (`cargo build -p meta -p storage-node` first, or
+//! `LAMPYRIS_BIN_DIR`).
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "shared by tests, each of which uses a part; a test fails by panicking"
+)]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use client::{Client, ClientOptions};
+
+fn binary(name: &str) -> PathBuf {
+    let here = std::env::current_exe().unwrap();
+    let built = here.parent().and_then(|deps| deps.parent()).unwrap().to_owned();
+    let directory = std::env::var_os("LAMPYRIS_BIN_DIR").map_or(built, PathBuf::from);
+    let path = directory.join(name);
+    assert!(path.exists(), "{} is missing: build meta and storage-node first", path.display());
+    path
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A process that dies with the test.
+#[derive(Debug)]
+pub struct Process(Child);
+
+impl Process {
+    fn start(name: &str, args: &[String]) -> Self {
+        let mut command = Command::new(binary(name));
+        command.args(args).stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A cluster that dies with the test.
+#[derive(Debug)]
+pub struct Cluster {
+    /// `host:port` of the manager.
+    pub manager: String,
+    /// The storage processes.
+    pub storage: Vec<Process>,
+    _meta: Process,
+    _directory: tempfile::TempDir,
+}
+
+fn http(address: &str, request: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+fn table() -> String {
+    let chain = |chain: u64| {
+        let targets: Vec<String> = (10_001..=10_003u64)
+            .map(|node| {
+                let target = node * 10_000 + 100 + chain;
+                format!(r#"{{"targetId":{target},"nodeId":{node},"disk":0}}"#)
+            })
+            .collect();
+        format!(r#"{{"chainId":{chain},"targets":[{}]}}"#, targets.join(","))
+    };
+    let chains: Vec<String> = (1..=3).map(chain).collect();
+    let chains = chains.join(",");
+    let head = r#""tableId":1,"revision":1,"stripeSize":0,"chunkSizeBytes":1048576"#;
+    format!("{{{head},\"chains\":[{chains}]}}")
+}
+
+impl Cluster {
+    /// Starts the processes and declares the chains.
+    pub fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (rpc, admin) = (free_port(), free_port());
+        let manager = format!("127.0.0.1:{rpc}");
+        let data = |name: &str| directory.path().join(name).display().to_string();
+        let args = |flags: &[(&str, String)]| {
+            let mut args = vec!["serve".to_owned(), "--cluster".to_owned(), "test".to_owned()];
+            for (flag, value) in flags {
+                args.extend([format!("--{flag}"), value.clone()]);
+            }
+            args
+        };
+        let admin = format!("127.0.0.1:{admin}");
+        let meta_flags =
+            [("data", data("meta")), ("listen", manager.clone()), ("admin", admin.clone())];
+        let meta = Process::start("meta", &args(&meta_flags));
+        let storage = (10_001..=10_003).map(|node| {
+            let any = "127.0.0.1:0".to_owned();
+            let flags = [
+                ("node-id", node.to_string()),
+                ("data", data(&node.to_string())),
+                ("manager", manager.clone()),
+                ("listen", any.clone()),
+                ("advertise", any.clone()),
+                ("admin", any),
+            ];
+            std::fs::create_dir_all(data(&node.to_string())).unwrap();
+            Process::start("storage-node", &args(&flags))
+        });
+        let storage = storage.collect();
+        let body = table();
+        let length = body.len();
+        let put = format!(
+            "PUT /v1/table HTTP/1.1\r\nHost: m\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        );
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let answer = http(&admin, &put);
+            if answer.as_ref().is_ok_and(|answer| answer.starts_with("HTTP/1.1 2")) {
+                break;
+            }
+            assert!(Instant::now() < until, "declare the table: {answer:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Self { manager, storage, _meta: meta, _directory: directory }
+    }
+
+    /// A client that has seen every replica serve.
+    pub async fn client(&self) -> Client {
+        let client = Client::connect(ClientOptions::new(&self.manager)).await.unwrap();
+        let whole = |chain: &chain::table::Chain| chain.serving().count() == 3;
+        client
+            .wait_routing(|table| table.chains.len() == 3 && table.chains.iter().all(whole))
+            .await
+            .unwrap();
+        client
+    }
+
+    /// A client that does not wait for every replica.
+    pub async fn any_client(&self) -> Client {
+        Client::connect(ClientOptions::new(&self.manager)).await.unwrap()
+    }
+}
