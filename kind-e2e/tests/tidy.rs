@@ -53,7 +53,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
 
 /// Packages that stay small on purpose, and everything that they may link.
 const EXTERNAL: &[(&str, &[&str])] =
-    &[("chain", &["bytes", "crc32c", "thiserror"]), ("ring", &["rustix", "thiserror"])];
+    &[("chain", &["bytes", "crc32c", "thiserror"]), ("ring", &["libc", "rustix", "thiserror"])];
 
 /// Package that is never linked by the named ones, with the reason.
 const NEVER: &[(&str, &[&str], &str)] = &[

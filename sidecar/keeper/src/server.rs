@@ -132,9 +132,9 @@ impl Server {
     }
 
     fn admit(&self, stream: UnixStream) {
-        let uid = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.uid.as_raw());
-        if uid != Ok(self.allowed_uid) {
-            eprintln!("lampyris-keeper: refused a client of another user: {uid:?}");
+        let peer = ring::peer::peer_of(&stream);
+        if !peer.as_ref().is_ok_and(|peer| peer.uid == self.allowed_uid) {
+            eprintln!("lampyris-keeper: refused a client of another user: {peer:?}");
             return;
         }
         let place = Place::take(Arc::clone(&self.places));

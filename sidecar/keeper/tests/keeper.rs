@@ -154,6 +154,18 @@ fn a_client_of_another_user_gets_no_answer() {
 }
 
 #[test]
+fn a_client_in_another_process_namespace_is_served() {
+    // As the node plugin's container is for the keeper's: each sees the other as process 0.
+    let keeper = Keeper::start();
+    let status = Command::new("unshare")
+        .args(["--pid", "--fork", env!("CARGO_BIN_EXE_lampyris-keeper"), "probe", "--socket"])
+        .arg(&keeper.socket)
+        .status()
+        .unwrap();
+    assert!(status.success(), "{status}");
+}
+
+#[test]
 fn a_second_keeper_does_not_take_the_socket() {
     let keeper = Keeper::start();
     let second = Command::new(env!("CARGO_BIN_EXE_lampyris-keeper"))

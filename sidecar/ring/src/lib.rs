@@ -6,7 +6,7 @@
 //! Begin with [`layout`], then [`queue`] (how the two sides meet), then [`client`].
 //!
 //! This is the crate that an application links, so it depends on nothing but system calls. It is one of the few places
-//! that may use `unsafe`, and only [`shm`] (mappings) and [`ffi`] (the C functions) do. Rule for both sides: a field that the
+//! that may use `unsafe`, and only [`shm`] (mappings), [`ffi`] (the C functions) and [`peer`] (a socket option) do. Rule for both sides: a field that the
 //! other process can change is read once, copied, and the copy is validated.
 #![deny(unsafe_code, missing_docs)]
 #![cfg_attr(not(test), warn(clippy::indexing_slicing))]
@@ -16,6 +16,7 @@ pub mod event;
 pub mod fd;
 pub mod ffi;
 pub mod layout;
+pub mod peer;
 pub mod queue;
 pub mod shm;
 

@@ -119,8 +119,8 @@ pub(super) fn serve(
         answer(&socket, ControlKind::Hello, Err(Errno::EINVAL), &[])?;
         return Err(ConnectionError::NoHello);
     }
-    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-    let caller = Caller { uid: peer.uid.as_raw(), gid: peer.gid.as_raw() };
+    let peer = ring::peer::peer_of(&socket)?;
+    let caller = Caller { uid: peer.uid, gid: peer.gid };
     let region = Arc::new(Region::create("lampyris-ring", region_bytes(entries))?);
     let (submit, complete) = (EventFd::new()?, EventFd::new()?);
     let fds = [region.fd(), submit.as_fd(), complete.as_fd()];
