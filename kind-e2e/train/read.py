@@ -1,0 +1,119 @@
+"""What a training job does with its datasets: reads each by file, by ring and by scan, and compares digests.
+
+    python3 read.py --expect FOLDER NAME=MOUNT...
+
+FOLDER has NAME.json, made with the data: rows, the row digest and each file's sha256. One line for each way of
+reading; the last line says whether all digests agree, and so does the exit status.
+"""
+
+import argparse
+import hashlib
+import json
+import pathlib
+import sys
+import tempfile
+import time
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import vortex
+
+import lampyris
+from lampyris import ring
+from lampyris.digest import row_digest
+
+# What a filter on a column in file order leaves: whole blocks of rows are not fetched.
+FILTERS = {
+    "month": ("month = 3", pc.field("month") == 3, ["month", "carrier", "dep_delay"]),
+    "id": ("id < 2000", pc.field("id") < 2000, ["id", "label", "image"]),
+}
+
+
+class Report:
+    def __init__(self) -> None:
+        self.compared = 0
+        self.wrong = []
+
+    def line(self, name: str, way: str, rows: int, size: int, seconds: float, more: str) -> None:
+        rate = size / seconds / 1e6 if seconds else 0.0
+        print(f"{name:<14} {way:<6} {rows:>8} rows {size:>11} B {seconds:7.3f} s {rate:8.1f} MB/s  {more}", flush=True)
+
+    def compare(self, what: str, got: object, expected: object) -> str:
+        self.compared += 1
+        if got != expected:
+            self.wrong.append(f"{what}: got {got}, expected {expected}")
+        return str(got)[:12]
+
+
+def decode(paths: list) -> pa.Table:
+    return pa.concat_tables(vortex.open(str(path)).to_arrow().read_all() for path in paths)
+
+
+def check_bytes(report: Report, name: str, way: str, expect: dict, read) -> pa.Table:
+    """Reads every file with `read`, and has upstream's package decode what came."""
+    begin = time.monotonic()
+    contents = {file["path"]: read(file["path"]) for file in expect["files"]}
+    seconds = time.monotonic() - begin
+    sums = []
+    for file in expect["files"]:
+        got = hashlib.sha256(contents[file["path"]]).hexdigest()
+        sums.append(report.compare(f"{name} by {way}: sha256 of {file['path']}", got, file["sha256"]))
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [pathlib.Path(folder) / path for path in contents]
+        for path, data in zip(paths, contents.values()):
+            path.write_bytes(data)
+        table = decode(paths)
+    digest = report.compare(f"{name} by {way}: rows", row_digest(table), expect["digest"])
+    size = sum(len(data) for data in contents.values())
+    report.line(name, way, table.num_rows, size, seconds, f"sha256 {' '.join(sums)}  rows {digest}")
+    return table
+
+
+def check_scan(report: Report, name: str, expect: dict) -> None:
+    """Batches as a training loop takes them, for the time; then again as Arrow, for the digest."""
+    begin = time.monotonic()
+    scan = lampyris.scan(name, format="torch")
+    rows = sum(len(next(iter(batch.values()))) for batch in scan)
+    seconds = time.monotonic() - begin
+    report.compare(f"{name} by scan: number of rows", rows, expect["rows"])
+    digest = report.compare(f"{name} by scan: rows", row_digest(lampyris.scan(name, format="arrow")), expect["digest"])
+    report.line(name, "scan", rows, scan.stats["bytesFetched"], seconds, f"rows {digest}")
+
+
+def check_filter(report: Report, name: str, table: pa.Table) -> None:
+    """A filtered scan has the rows that a filter over everything leaves, and fetches less."""
+    where, expression, columns = next(FILTERS[column] for column in FILTERS if column in table.column_names)
+    begin = time.monotonic()
+    scan = lampyris.scan(name, columns=columns, where=where, format="arrow")
+    got = row_digest(scan)
+    seconds = time.monotonic() - begin
+    expected = row_digest(table.filter(expression).select(columns).combine_chunks())
+    digest = report.compare(f"{name} where {where}: rows", got, expected)
+    fetched, size = scan.stats["bytesFetched"], scan.stats["fileBytes"]
+    report.compare(f"{name} where {where}: fetches less than half", fetched * 2 < size, True)
+    more = f"where {where}: {fetched / size:.1%} of {size} B fetched  rows {digest}"
+    report.line(name, "filter", scan.stats["rows"], fetched, seconds, more)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--expect", type=pathlib.Path, required=True, help="folder of NAME.json")
+    parser.add_argument("sets", nargs="+", metavar="NAME=MOUNT")
+    args = parser.parse_args()
+    report = Report()
+    for pair in args.sets:
+        name, mount = pair.split("=", 1)
+        expect = json.loads((args.expect / f"{name}.json").read_text())
+        table = check_bytes(report, name, "file", expect, lambda path: (pathlib.Path(mount) / path).read_bytes())
+        check_bytes(report, name, "ring", expect, lambda path: ring.read(f"{mount}/{path}"))
+        check_scan(report, name, expect)
+        check_filter(report, name, table)
+    for wrong in report.wrong:
+        print(wrong)
+    verdict = "all digests agree" if not report.wrong else f"{len(report.wrong)} DO NOT AGREE"
+    print(f"{report.compared} comparisons: {verdict}", flush=True)
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
