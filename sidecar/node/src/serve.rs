@@ -16,13 +16,16 @@ use tonic::Status;
 use crate::args::Serve;
 use crate::cluster::{Cluster, ClusterError, Kubernetes, Notice};
 use crate::csi::{
-    Answer, DRIVER_NAME, Driver, Identity, Node, NodePublish, NodeUnpublish, Registrar,
-    RegistrationStatus,
+    Answer, Driver, Identity, Node, NodePublish, NodeUnpublish, Registrar, RegistrationStatus,
 };
 use crate::plugin::{Plugin, PluginError};
 use crate::seccomp;
 use crate::volume::{Options, Pod, parse_unpublish};
 
+/// kubelet asks this socket who we are. It sends the socket's path as the request's authority, with
+/// each slash as %2F, which HTTP allows only before an @: without one in the name, every request is
+/// refused as malformed.
+const REGISTRATION_SOCKET: &str = "reg@csi.lampyris.dev.sock";
 /// Between two rounds of tending.
 const TEND_INTERVAL: Duration = Duration::from_secs(30);
 /// Between two attempts to reach the keeper at the start.
@@ -158,7 +161,7 @@ pub async fn run(args: Serve, stop: watch::Receiver<bool>) -> anyhow::Result<()>
         .add_service(Identity(Arc::clone(&service)))
         .add_service(Node(Arc::clone(&service)))
         .serve_with_incoming_shutdown(incoming(&endpoint)?, stopped(stop.clone()));
-    let socket = format!("plugins_registry/{DRIVER_NAME}-reg.sock");
+    let socket = Path::new("plugins_registry").join(REGISTRATION_SOCKET);
     let registrar = tonic::transport::Server::builder()
         .add_service(Registrar(service))
         .serve_with_incoming_shutdown(
@@ -264,5 +267,18 @@ impl prometheus_client::collector::Collector for Counts {
             gauge.encode(metric)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic::codegen::http::uri::Authority;
+
+    #[test]
+    fn the_path_of_the_registration_socket_is_an_authority_once_kubelet_has_escaped_it() {
+        let escaped = |name: &str| format!("%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2F{name}");
+        assert!(escaped(REGISTRATION_SOCKET).parse::<Authority>().is_ok());
+        assert!(escaped("csi.lampyris.dev-reg.sock").parse::<Authority>().is_err());
     }
 }
