@@ -191,7 +191,6 @@ pub(crate) fn engine_code(error: &engine::Error) -> Code {
         engine::Error::NoSpace { .. } => Code::NoSpace,
         engine::Error::Corrupt { .. } => Code::CorruptChunk,
         engine::Error::StaleTruncate { .. } => Code::StaleTruncate,
-        engine::Error::DuplicatesFull(_) => Code::ChunkBusy,
         engine::Error::BadUpdate { .. } => Code::InvalidRequest,
         _ => Code::Internal,
     }

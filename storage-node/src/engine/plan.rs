@@ -69,12 +69,6 @@ pub(super) fn check(
     if stage.truncate_generation < stored && !matches!(stage.op, Op::Remove) {
         return Err(Error::StaleTruncate { place, asked: stage.truncate_generation, stored });
     }
-    let lane = (stage.id.client, stage.id.channel);
-    let is_full =
-        |c: &ChunkState| c.duplicates.len() >= MAX_DUPLICATES && !c.duplicates.contains_key(&lane);
-    if committed.is_some_and(is_full) {
-        return Err(Error::DuplicatesFull(place));
-    }
     Ok(())
 }
 
@@ -219,6 +213,13 @@ pub(super) fn next_state(
     } else {
         let applied = Applied { seq: stage.id.seq, version: stage.version, length };
         duplicates.insert((stage.id.client, stage.id.channel), applied);
+        if duplicates.len() > MAX_DUPLICATES {
+            // W7. Versions are distinct, so every replica drops the same one; never the newest.
+            let oldest = duplicates.iter().min_by_key(|(_, applied)| applied.version);
+            if let Some(lane) = oldest.map(|(lane, _)| *lane) {
+                duplicates.remove(&lane);
+            }
+        }
         state.duplicates = duplicates;
     }
     state

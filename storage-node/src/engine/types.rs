@@ -16,7 +16,8 @@ pub const MAX_CHUNK_SIZE: u64 = 64 << 20;
 
 /// Entries in the duplicate table of one chunk. Each costs 44 bytes in the chunk's record, which
 /// every update rewrites: 256 lanes are enough for a file written by one client with many lanes
-/// or by many clients with few, and bound the record to 12 KiB.
+/// or by many clients with few, and bound the record to 12 KiB. A new lane beyond them takes the
+/// place of the one whose last update is the oldest: PROTOCOL.md, W7, says what that may cost.
 pub const MAX_DUPLICATES: usize = 256;
 
 /// Largest opaque record that may be kept for a target, in bytes.
@@ -307,9 +308,6 @@ pub enum Error {
         /// The generation that is stored.
         stored: u64,
     },
-    /// The duplicate table has [`MAX_DUPLICATES`] entries and the update's lane is not among them.
-    #[error("duplicate table of {0} is full")]
-    DuplicatesFull(Place),
     /// The update is malformed: the caller's fault.
     #[error("update of {place}: {detail}")]
     BadUpdate {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use chain::id::{
     ChainId, ChainVersion, ChannelId, ChunkId, ClientId, InodeId, NodeId, RoutingVersion, TargetId,
-    UpdateId,
+    UpdateId, UpdateVersion,
 };
 use chain::table::{Chain, Local, Report, Reports, Revive, next};
 use rpc::conn::{Connection, Pool};
@@ -404,8 +404,13 @@ impl Client {
         self.pool.call(address, request, payload, Duration::from_millis(1_000)).await
     }
 
-    pub(crate) async fn write(&mut self, index: u64, bytes: &[u8]) {
+    pub(crate) async fn write(&mut self, index: u64, bytes: &[u8]) -> UpdateVersion {
         self.seq += 1;
+        self.repeat(index, bytes).await
+    }
+
+    /// Sends the last write again, under its own name.
+    pub(crate) async fn repeat(&self, index: u64, bytes: &[u8]) -> UpdateVersion {
         let id = UpdateId { client: self.id, channel: ChannelId::new(1), seq: self.seq };
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -424,7 +429,7 @@ impl Client {
                         checksum: crc32c::crc32c(bytes),
                     };
                     match self.call(target, &request, Bytes::copy_from_slice(bytes)).await {
-                        Ok(_) => return,
+                        Ok((done, _)) => return done.version,
                         Err(error) => error.to_string(),
                     }
                 }

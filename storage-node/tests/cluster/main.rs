@@ -100,3 +100,29 @@ fn a_server_that_stops_in_order_is_out_at_once() {
         assert!(before.elapsed() < Duration::from_secs(4), "no lease had to be waited out");
     });
 }
+
+#[test]
+fn any_number_of_clients_can_write_one_chunk() {
+    let cluster = Cluster::start(3);
+    cluster.run(async {
+        cluster.wait_serving(3).await;
+        let mut writers = tokio::task::JoinSet::new();
+        for worker in 0..10 {
+            let clients: Vec<_> = (0..100).map(|_| cluster.client()).collect();
+            writers.spawn(async move {
+                for (n, mut client) in clients.into_iter().enumerate() {
+                    client.write(0, format!("{worker}:{n:02}").as_bytes()).await;
+                }
+            });
+        }
+        while let Some(ended) = writers.join_next().await {
+            ended.expect("a writer");
+        }
+        let mut last = cluster.client();
+        let version = last.write(0, b"last").await;
+        assert_eq!(version.get(), 1_001);
+        assert_eq!(last.repeat(0, b"last").await, version, "applied once");
+        let copies = [(0, b"last".to_vec())].into();
+        cluster.assert_equal_copies(&copies).await;
+    });
+}
