@@ -27,7 +27,7 @@ use fuser::{
     ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::resume::{self, Exchange, RESENT, ResumeError};
 use crate::vfs::{Attr, Caller, Errno, FileSystem, IO_MAX, Kind, SetAttr};
@@ -68,6 +68,11 @@ pub struct Mounted {
 }
 
 impl Mounted {
+    /// Takes no more requests: they wait in the kernel for the next process.
+    pub fn close(&self) {
+        self.in_flight.close();
+    }
+
     /// Requests being answered now.
     #[must_use]
     pub fn in_flight(&self) -> usize {
@@ -164,10 +169,9 @@ impl<F: FileSystem + ?Sized> Front<F> {
         W: FnOnce(Arc<F>) -> Fut,
         Fut: Future<Output = ()> + Send + 'static,
     {
-        self.served.fetch_add(1, Ordering::Relaxed);
         let room = Arc::clone(&self.in_flight).acquire_owned();
-        // The semaphore is never closed; without a permit the work still has to be answered.
-        let permit: Option<OwnedSemaphorePermit> = self.runtime.block_on(room).ok();
+        let Ok(permit) = self.runtime.block_on(room) else { leave_unanswered() };
+        self.served.fetch_add(1, Ordering::Relaxed);
         let work = work(Arc::clone(&self.files));
         self.runtime.spawn(async move {
             work.await;
@@ -177,6 +181,14 @@ impl<F: FileSystem + ?Sized> Front<F> {
 
     fn ttl(&self) -> Duration {
         if self.options.immutable { TTL_IMMUTABLE } else { TTL_MUTABLE }
+    }
+}
+
+/// Keeps a request, and the thread that read it, until the process ends: then the kernel sends it to the next one.
+/// Dropped, it would be answered with an error.
+fn leave_unanswered() -> ! {
+    loop {
+        std::thread::park();
     }
 }
 

@@ -14,4 +14,5 @@ pub mod ring_server;
 pub mod run;
 pub mod status;
 pub mod store_fs;
+pub mod unsaved;
 pub mod vfs;

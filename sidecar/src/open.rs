@@ -1,31 +1,56 @@
 //! File systems for volumes: over a dataset's objects, or over a directory of the store.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use keeper::handover::{Credentials, Volume};
-use source::{Failure, Reason, Source, SourceConfig};
+use source::{ClusterConfig, Failure, Reason, Source, SourceConfig};
 
 use crate::dataset_fs::{DatasetFs, DatasetOptions, SharedDatasetFs};
 use crate::ring_server::Mounts;
 use crate::run::{Opened, Opener, Refusal, Reporter};
 use crate::status::StatusCallback;
 use crate::store_fs::{StoreFs, StoreOptions};
+use crate::unsaved::Unsaved;
 use crate::vfs::ROOT;
 
 /// Opens what the node plugin describes, and offers it to the ring as well.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Sources {
     /// By volume: who takes fresh credentials.
     sources: Mutex<BTreeMap<String, Arc<dyn Source>>>,
     mounts: Arc<Mounts>,
+    unsaved: PathBuf,
 }
 
 impl Sources {
-    /// Opens volumes and adds each to `mounts` under its path in the application.
+    /// Opens volumes and adds each to `mounts` under its path in the application. `unsaved` is a directory for marks of
+    /// files with unsaved bytes, see [`Unsaved`].
     #[must_use]
-    pub fn new(mounts: Arc<Mounts>) -> Self {
-        Self { sources: Mutex::default(), mounts }
+    pub fn new(mounts: Arc<Mounts>, unsaved: PathBuf) -> Self {
+        Self { sources: Mutex::default(), mounts, unsaved }
+    }
+
+    fn store(
+        &self,
+        volume: &Volume,
+        cluster: &ClusterConfig,
+        callback: StatusCallback,
+    ) -> Result<Opened, Failure> {
+        let unsaved = Unsaved::open(self.unsaved.join(&volume.name)).map_err(|error| {
+            let message = format!("keep marks of unsaved files: {error}");
+            Failure::new(Reason::StoreUnavailable, message)
+        })?;
+        let options = StoreOptions {
+            path: cluster.path.clone(),
+            read_only: volume.read_only,
+            uid: volume.uid,
+            gid: volume.gid,
+        };
+        let client = client::Client::new(client::ClientOptions::new(&cluster.manager));
+        let files = StoreFs::new(client, options, unsaved, callback);
+        Ok(Opened { files: Arc::new(files), immutable: false })
     }
 
     fn dataset(
@@ -68,21 +93,10 @@ impl Opener for Sources {
             }
         });
         let opened = match &config {
-            SourceConfig::S3(_) => {
-                self.dataset(volume, &config, callback).map_err(|failure| refusal(&failure))?
-            }
-            SourceConfig::Cluster(cluster) => {
-                let client = client::Client::new(client::ClientOptions::new(&cluster.manager));
-                let options = StoreOptions {
-                    path: cluster.path.clone(),
-                    read_only: volume.read_only,
-                    uid: volume.uid,
-                    gid: volume.gid,
-                };
-                let files = StoreFs::new(client, options, callback);
-                Opened { files: Arc::new(files), immutable: false }
-            }
+            SourceConfig::S3(_) => self.dataset(volume, &config, callback),
+            SourceConfig::Cluster(cluster) => self.store(volume, cluster, callback),
         };
+        let opened = opened.map_err(|failure| refusal(&failure))?;
         // The first look decides whether the pod may start.
         if let Err(error) = opened.files.readdir(ROOT, 0, 1).await {
             let heard = last.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -30,7 +30,7 @@ const ATTACH_INTERVAL: Duration = Duration::from_millis(200);
 const OPEN_INTERVAL: Duration = Duration::from_secs(5);
 /// Messages for the node plugin that may wait while it is away.
 const OUTBOX: usize = 256;
-/// At the end, requests in flight get this long: less than the pod's grace period of 30 s.
+/// At the end, requests in flight and write buffers get this long: less than the pod's grace period of 30 s.
 const DRAIN: Duration = Duration::from_secs(20);
 
 /// Why a volume is not served, in the words of events and conditions.
@@ -140,6 +140,7 @@ struct Served {
     report: Reporter,
     exchange: Option<Exchange>,
     mounted: Option<Mounted>,
+    files: Option<Arc<dyn FileSystem>>,
 }
 
 /// What the sidecar knows; shared with its admin endpoint.
@@ -271,6 +272,7 @@ impl Sidecar {
             report: report.clone(),
             exchange: None,
             mounted: None,
+            files: None,
         };
         let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         volumes.insert(volume.name.clone(), served);
@@ -297,6 +299,7 @@ impl Sidecar {
     ) -> Result<(), ResumeError> {
         let opened = self.open(&volume.name, report).await;
         let options = Options { immutable: opened.immutable, threads: self.places.threads };
+        let files = Arc::clone(&opened.files);
         let recorded = recorded(&volume);
         let (resumed, runtime) = (recorded.is_some(), tokio::runtime::Handle::current());
         let negotiated = tokio::task::spawn_blocking(move || {
@@ -315,6 +318,7 @@ impl Sidecar {
         if let Some(served) = volumes.get_mut(&volume.name) {
             served.exchange = Some(exchange);
             served.mounted = Some(mounted);
+            served.files = Some(files);
         }
         drop(volumes);
         report.serve();
@@ -422,12 +426,36 @@ impl Sidecar {
         serde_json::json!({"complete": *self.complete.borrow(), "volumes": volumes})
     }
 
+    /// Takes no more requests, lets those that were taken end, and writes back what they left in buffers.
     async fn drain(&self) {
         let deadline = tokio::time::Instant::now() + DRAIN;
+        for served in self.volumes.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            served.mounted.iter().for_each(Mounted::close);
+        }
         while self.load().0 > 0 && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         tracing::info!(left = self.load().0, "requests in flight have ended");
+        let saved = tokio::time::timeout_at(deadline, self.flush_all()).await;
+        if saved.is_err() {
+            tracing::error!("not everything could be written back in time");
+        }
+    }
+
+    async fn flush_all(&self) {
+        let files: Vec<_> = {
+            let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+            let served = volumes.iter();
+            served
+                .filter_map(|(name, s)| Some((name.clone(), Arc::clone(s.files.as_ref()?))))
+                .collect()
+        };
+        let flushes = files.iter().map(|(volume, files)| async move {
+            if let Err(error) = files.flush_all().await {
+                tracing::error!(volume, ?error, "write back before the end");
+            }
+        });
+        futures::future::join_all(flushes).await;
     }
 }
 
@@ -457,7 +485,8 @@ pub async fn serve(args: &crate::args::Serve, stop: watch::Receiver<bool>) -> st
     let ring = crate::ring_server::RingServer::bind(&ring_path, Arc::clone(&mounts))?;
     let threads = args.fuse_threads.map_or_else(fuse::reader_threads, usize::from);
     let places = Places { private_dir: args.private_dir.clone(), threads };
-    let opener = Box::new(crate::open::Sources::new(mounts));
+    let unsaved = args.private_dir.join("unsaved");
+    let opener = Box::new(crate::open::Sources::new(mounts, unsaved));
     let (sidecar, messages) = Sidecar::new(places, opener);
     let mut registry = Registry::with_prefix("lampyris_mount");
     registry.register_collector(Box::new(Figures(Arc::clone(&sidecar))));

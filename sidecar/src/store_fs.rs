@@ -1,12 +1,15 @@
 //! A directory of the replicated store as a file system. Inode numbers are the store's own, but for the root, which is
 //! whatever directory the dataset names; so a restarted sidecar needs no table.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use client::{Attributes, Client, Code, Error, FileKind, Identity, InodeId};
 use source::{Failure, Reason};
 use tokio::sync::OnceCell;
 
 use crate::status::{Status, StatusCallback};
+use crate::unsaved::{self, Unsaved};
 use crate::vfs::{
     Attr, Caller, DirEntry, DirPage, Errno, FileSystem, IO_MAX, Kind, Opened, ROOT, SetAttr, StatFs,
 };
@@ -31,13 +34,22 @@ pub struct StoreFs {
     options: StoreOptions,
     root: OnceCell<InodeId>,
     status: Status,
+    unsaved: Arc<Unsaved>,
 }
 
 impl StoreFs {
-    /// A file system over `client`; asks nothing yet. `callback` hears when the store stops or starts to answer.
+    /// A file system over `client`; asks nothing yet. `callback` hears when the store stops or starts to answer. Must be
+    /// called inside a tokio runtime.
     #[must_use]
-    pub fn new(client: Client, options: StoreOptions, callback: StatusCallback) -> Self {
-        Self { client, options, root: OnceCell::new(), status: Status::new(callback) }
+    pub fn new(
+        client: Client,
+        options: StoreOptions,
+        unsaved: Unsaved,
+        callback: StatusCallback,
+    ) -> Self {
+        let unsaved = Arc::new(unsaved);
+        tokio::spawn(unsaved::tidy(Arc::downgrade(&unsaved), client.clone()));
+        Self { client, options, root: OnceCell::new(), status: Status::new(callback), unsaved }
     }
 
     /// Finds the directory, making it if it is missing and may be written.
@@ -50,10 +62,11 @@ impl StoreFs {
         match self.client.stat_path(path).await {
             Err(error) if error.code == Code::NotFound && !read_only => {
                 let made = self.client.mkdir_all(path).await?;
+                // Pods of any user may mount it for writing, so it is shared as /tmp is.
                 let owner = client::AttributeChange {
                     uid: Some(*uid),
                     gid: Some(*gid),
-                    mode: Some(0o775),
+                    mode: Some(0o1777),
                     ..Default::default()
                 };
                 let superuser = Identity { uid: 0, gid: 0 };
@@ -216,12 +229,29 @@ impl FileSystem for StoreFs {
     ) -> Result<(), Errno> {
         self.writable()?;
         let inode = self.inode(ino).await?;
+        self.unsaved.mark(inode).map_err(|error| {
+            tracing::error!(%inode, %error, "mark a file as unsaved");
+            Errno::EIO
+        })?;
         self.done(self.client.write(identity(caller), inode, offset, bytes).await)
     }
 
     async fn flush(&self, ino: u64) -> Result<(), Errno> {
         let inode = self.inode(ino).await?;
-        self.done(self.client.flush(inode).await)
+        let writes = self.unsaved.writes(inode);
+        self.done(self.client.flush(inode).await)?;
+        self.unsaved.clear(inode, writes);
+        if self.unsaved.take_lost(inode) {
+            tracing::error!(%inode, "an earlier sidecar died with unsaved bytes of this file");
+            return Err(Errno::EIO);
+        }
+        Ok(())
+    }
+
+    async fn flush_all(&self) -> Result<(), Errno> {
+        self.done(self.client.flush_all().await)?;
+        self.unsaved.tidy(&self.client);
+        Ok(())
     }
 
     async fn fsync(&self, ino: u64) -> Result<(), Errno> {

@@ -212,6 +212,11 @@ pub trait FileSystem: Send + Sync + std::fmt::Debug + 'static {
     async fn flush(&self, ino: u64) -> Result<(), Errno>;
     /// Writes back; what was written before is durable and visible to others afterwards.
     async fn fsync(&self, ino: u64) -> Result<(), Errno>;
+    /// Before the end of the process: writes back what was taken of every file. What fails is reported by the next
+    /// [`fsync`](Self::fsync) or [`flush`](Self::flush) as well, though a successor may answer it.
+    async fn flush_all(&self) -> Result<(), Errno> {
+        Ok(())
+    }
     /// The last descriptor of one `open` or `create` is gone.
     async fn release(&self, ino: u64, write: bool);
     /// Makes a directory.

@@ -1,10 +1,12 @@
 //! A server of a real mount is killed in the middle of its work and another one goes on.
 //!
-//! Needs root and /dev/fuse. The keeper and each server are processes of their own: this test binary,
-//! started again with a role.
+//! Needs root and /dev/fuse. The keeper, each server and each application are processes of their own:
+//! this test binary, started again with a role. The test itself may hold no file of a mount: between
+//! fork and exec a child has it too, closing it there asks the server, and while that one is dead no
+//! other could be started.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -34,11 +36,14 @@ fn child_process_of_the_tests_below() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let place = PathBuf::from(std::env::var("LAMPYRIS_TEST_PLACE").unwrap());
     let socket = place.join("keeper.sock");
-    if role == "keeper" {
-        let uid = rustix::process::getuid().as_raw();
-        keeper::server::Server::bind(&socket, uid).unwrap().run();
-    } else {
-        serve(&place, &Client::new(socket), role.parse().unwrap());
+    match role.as_str() {
+        "keeper" => {
+            let uid = rustix::process::getuid().as_raw();
+            keeper::server::Server::bind(&socket, uid).unwrap().run();
+        }
+        "readers" => read_until_told(&place.join("mount/data")),
+        "in flight" => ask_for_one_of_each(&place.join("mount")),
+        delay_ms => serve(&place, &Client::new(socket), delay_ms.parse().unwrap()),
     }
 }
 
@@ -106,8 +111,8 @@ impl Stage {
         server.wait().unwrap();
     }
 
-    fn mounted(&self, name: &str) -> PathBuf {
-        self.place.path().join("mount").join(name)
+    fn application(&self, role: &str) -> Child {
+        child(self.place.path(), role)
     }
 }
 
@@ -127,6 +132,7 @@ fn child(place: &Path, role: &str) -> Child {
         .args(["--exact", CHILD, "--nocapture"])
         .env(ROLE, role)
         .env("LAMPYRIS_TEST_PLACE", place)
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap()
@@ -159,42 +165,73 @@ fn read_block(file: &File, block: usize) -> Vec<u8> {
     aligned.to_vec()
 }
 
-#[test]
-fn sixty_four_readers_go_on_over_two_kills_without_an_error() {
-    let mut stage = Stage::set(1);
-    let path = stage.mounted("data");
+/// Sixty-four threads read until standard input ends; tells how many reads there were, then the longest.
+fn read_until_told(path: &Path) {
     let (stop, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let longest = Arc::new(AtomicU64::new(0));
     let readers: Vec<_> = (0..64)
         .map(|reader| {
-            let file = open_direct(&path);
-            let (stop, reads, longest) =
-                (Arc::clone(&stop), Arc::clone(&reads), Arc::clone(&longest));
+            let file = open_direct(path);
+            let (stop, reads) = (Arc::clone(&stop), Arc::clone(&reads));
             std::thread::spawn(move || {
-                let mut block = reader * 61;
+                let (mut block, mut longest) = (reader * 61, Duration::ZERO);
                 while !stop.load(Ordering::Relaxed) {
                     block = (block * 5 + 1) % BLOCKS;
                     let began = Instant::now();
                     assert_eq!(read_block(&file, block), content(block), "block {block}");
-                    longest.fetch_max(began.elapsed().as_millis() as u64, Ordering::Relaxed);
-                    reads.fetch_add(1, Ordering::Relaxed);
+                    longest = longest.max(began.elapsed());
+                    if reads.fetch_add(1, Ordering::Relaxed).is_multiple_of(200) {
+                        println!("reads");
+                    }
                 }
+                longest
             })
         })
         .collect();
+    let mut nothing = Vec::new();
+    std::io::stdin().read_to_end(&mut nothing).unwrap();
+    stop.store(true, Ordering::Relaxed);
+    let longest = readers.into_iter().map(|reader| reader.join().unwrap()).max().unwrap();
+    println!("longest {}", longest.as_millis());
+}
+
+/// One read, one write and one exclusive creation at once, each of which must succeed.
+fn ask_for_one_of_each(mount: &Path) {
+    let reader = open_direct(&mount.join("data"));
+    let reader = std::thread::spawn(move || read_block(&reader, 7));
+    let writer = OpenOptions::new().write(true).open(mount.join("data")).unwrap();
+    let writer = std::thread::spawn(move || writer.write_all_at(b"written once", 9 * BLOCK as u64));
+    let new = mount.join("new");
+    let creator = std::thread::spawn(move || {
+        OpenOptions::new().write(true).create_new(true).open(new).map(drop)
+    });
+    assert_eq!(reader.join().unwrap(), content(7));
+    writer.join().unwrap().expect("the write succeeds");
+    creator.join().unwrap().expect("the exclusive creation succeeds, though the file is there");
+    let exists = OpenOptions::new().write(true).create_new(true).open(mount.join("new"));
+    assert_eq!(exists.unwrap_err().kind(), std::io::ErrorKind::AlreadyExists);
+}
+
+#[test]
+fn sixty_four_readers_go_on_over_two_kills_without_an_error() {
+    let mut stage = Stage::set(1);
+    let mut readers = stage.application("readers");
+    let mut said = BufReader::new(readers.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut await_reads = |count| {
+        for _ in 0..count {
+            assert!(said.any(|line| line == "reads"), "the readers failed");
+        }
+    };
     for _ in 0..2 {
-        let before = reads.load(Ordering::Relaxed);
-        wait_for("reads", || reads.load(Ordering::Relaxed) > before + 2000);
+        await_reads(10);
         stage.kill_server();
         stage.start_server(1);
     }
-    let before = reads.load(Ordering::Relaxed);
-    wait_for("reads after the second kill", || reads.load(Ordering::Relaxed) > before + 2000);
-    stop.store(true, Ordering::Relaxed);
-    for reader in readers {
-        reader.join().expect("no reader saw an error or wrong bytes");
-    }
-    let longest = longest.load(Ordering::Relaxed);
+    // More than can have been on its way to here before the kill.
+    await_reads(20);
+    drop(readers.stdin.take());
+    let longest = said.find_map(|line| line.strip_prefix("longest ")?.parse::<u64>().ok());
+    assert!(readers.wait().unwrap().success(), "a reader saw an error or wrong bytes");
+    let longest = longest.unwrap();
     assert!(longest < 5000, "the longest read took {longest} ms");
 }
 
@@ -202,21 +239,7 @@ fn sixty_four_readers_go_on_over_two_kills_without_an_error() {
 fn requests_in_flight_at_the_kill_are_answered_by_the_next_server() {
     // Each answer would take a minute: the first server answers none of them.
     let mut stage = Stage::set(60_000);
-    let path = stage.mounted("data");
-    let reader = {
-        let file = open_direct(&path);
-        std::thread::spawn(move || read_block(&file, 7))
-    };
-    let writer = {
-        let file = OpenOptions::new().write(true).open(&path).unwrap();
-        std::thread::spawn(move || file.write_all_at(b"written once", 9 * BLOCK as u64))
-    };
-    let creator = {
-        let path = stage.mounted("new");
-        std::thread::spawn(move || {
-            OpenOptions::new().write(true).create_new(true).open(path).map(drop)
-        })
-    };
+    let mut application = stage.application("in flight");
     let files = stage.place.path().join("files");
     // The write and the creation are carried out, but nobody was told.
     wait_for("the creation", || files.join("new").exists());
@@ -227,13 +250,9 @@ fn requests_in_flight_at_the_kill_are_answered_by_the_next_server() {
         &bytes == b"written once"
     });
     stage.kill_server();
-    assert!(!reader.is_finished() && !writer.is_finished() && !creator.is_finished());
+    assert_eq!(application.try_wait().unwrap(), None, "nothing was answered yet");
     stage.start_server(0);
-    assert_eq!(reader.join().unwrap(), content(7));
-    writer.join().unwrap().expect("the write succeeds");
-    creator.join().unwrap().expect("the exclusive creation succeeds, though the file is there");
-    let exists = OpenOptions::new().write(true).create_new(true).open(stage.mounted("new"));
-    assert_eq!(exists.unwrap_err().kind(), std::io::ErrorKind::AlreadyExists);
+    assert!(application.wait().unwrap().success());
 }
 
 #[test]
