@@ -14,9 +14,32 @@ pub fn install(
     namespace: &str,
     values: &[(&str, &str)],
 ) -> Result<String> {
+    upgrade(release, chart, namespace, values, &["--wait", "--timeout", "180s"])
+}
+
+/// Installs a chart of `helm/`, or brings its release up to date, without waiting for anything.
+///
+/// # Errors
+/// When helm fails; the message holds what it said.
+pub fn create(
+    release: &str,
+    chart: &str,
+    namespace: &str,
+    values: &[(&str, &str)],
+) -> Result<String> {
+    upgrade(release, chart, namespace, values, &[])
+}
+
+fn upgrade(
+    release: &str,
+    chart: &str,
+    namespace: &str,
+    values: &[(&str, &str)],
+    flags: &[&str],
+) -> Result<String> {
     let mut helm = tool("helm");
     helm.args(["upgrade", "--install", release]).arg(repository().join("helm").join(chart));
-    helm.args(["--namespace", namespace, "--create-namespace", "--wait", "--timeout", "180s"]);
+    helm.args(["--namespace", namespace, "--create-namespace"]).args(flags);
     for (key, value) in values {
         helm.args(["--set", &format!("{key}={value}")]);
     }
@@ -31,4 +54,12 @@ pub fn uninstall(release: &str, namespace: &str) -> Result<String> {
     let mut helm = tool("helm");
     helm.args(["uninstall", release, "--namespace", namespace, "--wait", "--timeout", "60s"]);
     run(&mut helm)
+}
+
+/// The manifests of a release, as helm applied them, each with its namespace.
+///
+/// # Errors
+/// When there is no such release.
+pub fn manifest(release: &str, namespace: &str) -> Result<String> {
+    run(tool("helm").args(["get", "manifest", release, "--namespace", namespace]))
 }

@@ -12,5 +12,7 @@ pub mod command;
 pub mod helm;
 pub mod kube;
 pub mod node;
+pub mod pod;
 pub mod site;
+pub mod training;
 pub mod wait;

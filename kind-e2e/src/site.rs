@@ -36,6 +36,14 @@ pub fn site() -> Result<&'static Site> {
         .map_err(|e| anyhow!("{e}"))
 }
 
+/// The reference of one of our images.
+#[must_use]
+pub fn image(name: &str) -> String {
+    let registry =
+        std::env::var("LAMPYRIS_REGISTRY").unwrap_or_else(|_| "lampyris.local".to_owned());
+    format!("{registry}/{name}:{}", env!("CARGO_PKG_VERSION"))
+}
+
 /// Installs the definitions of our kinds alone.
 ///
 /// # Errors
@@ -51,7 +59,8 @@ pub fn definitions() -> Result<()> {
 fn install() -> Result<Site> {
     definitions()?;
     helm::install("lampyris", "lampyris", SYSTEM, &[])?;
-    helm::install(
+    // Without --wait: helm takes a new StorageCluster, which has no condition yet, for a finished one.
+    helm::create(
         CLUSTER,
         "lampyris-cluster",
         STORAGE,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use kind_e2e::site::{CLUSTER, OPERATOR, READY_WITHIN, STORAGE, SYSTEM, site};
-use kind_e2e::{audit, kube};
+use kind_e2e::{audit, helm, kube};
 
 #[test]
 fn a_cluster_of_three_nodes_becomes_ready() -> Result<()> {
@@ -68,5 +68,21 @@ fn an_operator_at_its_fixed_point_writes_nothing() -> Result<()> {
         cluster["metadata"]["resourceVersion"] == again["metadata"]["resourceVersion"],
         "the cluster was written"
     );
+    Ok(())
+}
+
+#[test]
+fn applying_the_same_ten_times_makes_the_operator_write_nothing() -> Result<()> {
+    site()?;
+    let manifest = helm::manifest(CLUSTER, STORAGE)?;
+    kube::apply(&manifest)?; // kubectl's own annotation comes with the first one
+    let mark = audit::Mark::now()?;
+    for _ in 0..10 {
+        kube::apply(&manifest)?;
+    }
+    let settled = Duration::from_secs(5);
+    std::thread::sleep(settled); // whatever the operator makes of it, it does so within this span
+    let writes = mark.writes_by(OPERATOR)?;
+    ensure!(writes.is_empty(), "writes after the same manifest came ten times: {writes:#?}");
     Ok(())
 }

@@ -2,5 +2,10 @@
 
 #![forbid(unsafe_code)]
 
+mod dataset;
 mod install;
 mod manifests;
+mod pods;
+mod s3_faults;
+mod storage_faults;
+mod uninstall;

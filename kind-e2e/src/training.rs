@@ -1,0 +1,131 @@
+//! Data, Datasets and training pods, through the scripts `data`, `s3` and `training` that the demo uses.
+
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::Value;
+
+use crate::command::{repository, run};
+use crate::{kube, site};
+
+/// Namespace of the Datasets and of the pods that read them; it enforces PSS *restricted*.
+pub const TRAIN: &str = "train";
+/// A typed failure is out within this, and a bucket or an object that was put right is seen within it.
+pub const TOLD_WITHIN: Duration = Duration::from_secs(30);
+/// A Secret that was put right is seen within this: kubelet hands it on at its own pace.
+pub const SECRET_WITHIN: Duration = Duration::from_secs(150);
+
+/// A data set of the cache.
+#[derive(Debug)]
+pub struct DataSet {
+    /// Its name, and that of the Dataset on S3.
+    pub name: &'static str,
+    /// The folder of its files.
+    pub folder: String,
+    /// What was written down when it was made: `rows`, `digest`, `files`.
+    pub digests: Value,
+}
+
+impl DataSet {
+    /// `NAME=FOLDER`, as `training job` wants it, for the Dataset `name` + `suffix`.
+    #[must_use]
+    pub fn pair(&self, suffix: &str) -> String {
+        format!("{}{suffix}={}", self.name, self.folder)
+    }
+
+    /// Bytes of all its files.
+    #[must_use]
+    pub fn bytes(&self) -> i64 {
+        self.digests["files"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|f| f["bytes"].as_i64())
+            .sum()
+    }
+}
+
+/// The data sets on S3, each with its Datasets and its load: made at the first call.
+///
+/// # Errors
+/// When one of them cannot be made.
+pub fn data_sets() -> Result<&'static [DataSet]> {
+    static SETS: OnceLock<Result<Vec<DataSet>, String>> = OnceLock::new();
+    let sets = SETS.get_or_init(|| prepare().map_err(|e| format!("{e:#}")));
+    sets.as_deref().map_err(|e| anyhow!("{e}"))
+}
+
+fn prepare() -> Result<Vec<DataSet>> {
+    site::site()?;
+    training(&["up"])?;
+    let mut sets = Vec::new();
+    for name in ["flights", "flights-ours", "made", "made-ours"] {
+        let folder = script("data", &[name])?.trim().to_owned();
+        let text = std::fs::read_to_string(format!("{folder}/digests.json"))
+            .with_context(|| format!("read the digests of {name}"))?;
+        let digests = serde_json::from_str(&text).with_context(|| format!("digests of {name}"))?;
+        training(&["datasets", name, &folder])?;
+        sets.push(DataSet { name, folder, digests });
+    }
+    Ok(sets)
+}
+
+/// `training ARGS...`: what it printed.
+///
+/// # Errors
+/// When it fails.
+pub fn training(args: &[&str]) -> Result<String> {
+    script("training", args)
+}
+
+/// `s3 ARGS...`: what it printed.
+///
+/// # Errors
+/// When it fails.
+pub fn s3(args: &[&str]) -> Result<String> {
+    script("s3", args)
+}
+
+fn script(name: &str, args: &[&str]) -> Result<String> {
+    run(Command::new(repository().join("kind-e2e").join(name)).args(args))
+}
+
+/// Succeeds when the condition has this status and reason.
+///
+/// # Errors
+/// When it has not.
+pub fn has_reason(dataset: &str, status: &str, reason: &str) -> Result<()> {
+    let object = kube::get(TRAIN, "datasets.lampyris.dev", dataset)?;
+    let (is, why) = kube::condition(&object, "Accessible")?;
+    ensure!(is == status && why.starts_with(&format!("{reason}: ")), "Accessible is {is}: {why}");
+    Ok(())
+}
+
+/// Succeeds when the pod has an Event with this reason, and gives back its text.
+///
+/// # Errors
+/// When it has none, with those that it has.
+pub fn event(pod: &str, reason: &str) -> Result<String> {
+    let field = format!("involvedObject.kind=Pod,involvedObject.name={pod}");
+    let text =
+        kube::kubectl(&["-n", TRAIN, "get", "events", "--field-selector", &field, "-o", "json"])?;
+    let list: Value = serde_json::from_str(&text).context("parse events")?;
+    let events = list["items"].as_array().context("a list of events")?;
+    let found = events.iter().rev().find(|event| event["reason"] == reason);
+    let reasons: Vec<_> = events.iter().map(|event| &event["reason"]).collect();
+    let found = found.with_context(|| format!("no event {reason} on {pod}: {reasons:?}"))?;
+    Ok(found["message"].as_str().unwrap_or_default().to_owned())
+}
+
+/// Restarts of all containers of a pod.
+///
+/// # Errors
+/// When the pod cannot be read.
+pub fn restarts(pod: &str) -> Result<i64> {
+    let pod = kube::get(TRAIN, "pod", pod)?;
+    let lists = ["initContainerStatuses", "containerStatuses"];
+    let all = lists.iter().flat_map(|list| pod["status"][list].as_array().into_iter().flatten());
+    Ok(all.filter_map(|status| status["restartCount"].as_i64()).sum())
+}
