@@ -105,7 +105,8 @@ fn event(pod: &Pod, notice: &Notice, node_name: &str) -> Event {
     }
     Event {
         metadata: ObjectMeta {
-            generate_name: Some(format!("{}.", pod.name.chars().take(200).collect::<String>())),
+            // Not with a dot at its end, as Events are usually named: the server refuses that here.
+            generate_name: Some(format!("{}-", pod.name.chars().take(200).collect::<String>())),
             namespace: Some(pod.namespace.clone()),
             ..ObjectMeta::default()
         },
@@ -140,6 +141,7 @@ mod tests {
         let event = event(&pod, &notice, "node-1");
         assert_eq!(event.note.unwrap().len(), 1024);
         assert_eq!(event.type_.as_deref(), Some("Warning"));
+        assert_eq!(event.metadata.generate_name.as_deref(), Some("p-"));
         let regarding = event.regarding.unwrap();
         assert_eq!(regarding.uid.as_deref(), Some("u"));
         assert_eq!(regarding.kind.as_deref(), Some("Pod"));
