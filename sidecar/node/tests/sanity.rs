@@ -52,6 +52,8 @@ fn csi_sanity_passes() {
         .arg(format!("--csi.mountdir={}/mount", kubelet.path().display()))
         .arg(format!("--csi.stagingdir={}/staging", kubelet.path().display()))
         .args(["--ginkgo.no-color", "--ginkgo.focus=Identity|Node Service"])
+        // It wants a volume made by a controller; CSI-SANITY.md names the test that does the same.
+        .arg("--ginkgo.skip=NodeUnpublishVolume should remove target path")
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -59,5 +61,5 @@ fn csi_sanity_passes() {
     let passed = said.split(" Passed").next().and_then(|text| text.rsplit(' ').next());
     let passed: u32 =
         passed.and_then(|count| count.trim_start_matches("\u{1b}[1m").parse().ok()).unwrap_or(0);
-    assert!(passed >= 8, "only {passed} tests ran: {said}");
+    assert!(passed >= 10, "only {passed} tests ran: {said}");
 }

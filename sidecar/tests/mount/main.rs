@@ -1,0 +1,212 @@
+//! `lampyris-mount serve` as it runs in a pod, but for Kubernetes: real servers of the store and of S3, real mounts, and
+//! the node plugin's end of the hand-over.
+//!
+//! Needs root, /dev/fuse, a C compiler, and the binaries of `meta` and `storage-node` from the same build. An application
+//! that has a file open while the sidecar is replaced is a process of its own: this test binary, started again. The test
+//! itself must not have one: a child has it too until it executes its program, closing it there asks the sidecar, and
+//! while that one is dead no other could be started.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "../../../scan-agent/tests/cluster/mod.rs"]
+mod cluster;
+#[path = "../../../scan-agent/source/tests/s3_server/mod.rs"]
+mod s3_server;
+mod stage;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, Read, Write};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use keeper::handover::Volume;
+use ring::client::{Ring, Transfer};
+use ring::layout::Op;
+use serde_json::json;
+use stage::{Application, Stage, volume};
+
+const MIB: usize = 1 << 20;
+/// Names the file that a child process writes.
+const HELD: &str = "LAMPYRIS_TEST_HELD";
+/// The test that a child process runs.
+const CHILD: &str = "child_process_of_the_tests_below";
+
+fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    (0..length as u64).map(|at| (at.wrapping_mul(seed | 1) >> 9) as u8).collect()
+}
+
+/// Writes what it is told to a file that it keeps open, and answers each command with its outcome.
+#[test]
+fn child_process_of_the_tests_below() {
+    let Some(path) = std::env::var_os(HELD) else { return };
+    let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path).unwrap();
+    for line in std::io::stdin().lock().lines().map(Result::unwrap) {
+        let outcome = match line.as_str() {
+            "fsync" => file.sync_all(),
+            text => file.write_all(text.as_bytes()),
+        };
+        println!("\ndid {}", outcome.map_or_else(|error| error.to_string(), |()| "it".to_owned()));
+    }
+}
+
+/// A volume over a directory of the store that is written.
+fn store_volume(stage_manager: &str) -> Volume {
+    let source = json!({"cluster": {"manager": stage_manager, "path": "/sets/x"}});
+    volume("store", "/mnt/store", false, source)
+}
+
+#[test]
+fn files_of_the_store_behave_through_the_kernel_and_through_the_ring() {
+    let cluster = cluster::Cluster::start();
+    let stage = Stage::set(vec![store_volume(&cluster.manager)]);
+    let root = stage.mounted("store");
+    let bytes = pattern(5, 64 * MIB);
+    fs::create_dir(root.join("runs")).unwrap();
+    let mut file = File::create(root.join("runs/a")).unwrap();
+    for piece in bytes.chunks(MIB) {
+        file.write_all(piece).unwrap();
+    }
+    file.sync_all().unwrap();
+    drop(file);
+    assert!(fs::read(root.join("runs/a")).unwrap() == bytes, "bytes read back");
+    fs::rename(root.join("runs/a"), root.join("runs/b")).unwrap();
+    std::os::unix::fs::symlink("runs/b", root.join("link")).unwrap();
+    assert_eq!(names(&root), ["link", "runs"]);
+    assert_eq!(names(&root.join("runs")), ["b"]);
+    assert_eq!(fs::metadata(root.join("link")).unwrap().len(), bytes.len() as u64);
+    let taken = fs::create_dir(root.join("runs")).unwrap_err();
+    assert_eq!(taken.kind(), std::io::ErrorKind::AlreadyExists);
+
+    // The same file by the ring, under the path that the pod knows, and from another client.
+    assert!(read_by_ring(&stage.ring(), "/mnt/store/runs/b") == bytes);
+    assert!(read_by_c(&stage, "/mnt/store/runs/b") == bytes);
+    assert!(read_by_other_client(&stage, &cluster, "/sets/x/runs/b") == bytes);
+
+    // A cut and a hole.
+    let file = OpenOptions::new().write(true).open(root.join("runs/b")).unwrap();
+    file.set_len(MIB as u64 + 3).unwrap();
+    file.set_len(2 * MIB as u64).unwrap();
+    drop(file);
+    let cut = fs::read(root.join("runs/b")).unwrap();
+    assert!(cut[..MIB + 3] == bytes[..MIB + 3] && cut[MIB + 3..] == vec![0; MIB - 3]);
+    fs::remove_file(root.join("runs/b")).unwrap();
+    fs::remove_file(root.join("link")).unwrap();
+    fs::remove_dir(root.join("runs")).unwrap();
+    assert!(names(&root).is_empty());
+    let metrics = stage.admin("/metrics");
+    assert!(metrics.contains("lampyris_mount_fuse_requests_taken"), "{metrics}");
+    assert!(stage.admin("/state").contains("\"served\":true"));
+}
+
+#[test]
+fn a_dataset_on_s3_is_read_and_never_written() {
+    let Some(s3) = s3_server::server() else { return };
+    let bytes = pattern(9, 5 * MIB + 77);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(s3.put("set/part/one", bytes.clone()));
+    let config = source::SourceConfig::S3(s3.config("s3://train/set"));
+    let source = serde_json::to_value(config).unwrap();
+    let stage = Stage::set(vec![volume("data", "/mnt/data", true, source)]);
+    let root = stage.mounted("data");
+    assert_eq!(names(&root.join("part")), ["one"]);
+    assert!(fs::read(root.join("part/one")).unwrap() == bytes);
+    assert!(read_by_ring(&stage.ring(), "/mnt/data/part/one") == bytes);
+    assert!(read_by_c(&stage, "/mnt/data/part/one") == bytes);
+    let refused = File::create(root.join("part/two")).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+}
+
+#[test]
+fn what_was_written_outlives_a_sigterm_and_a_loss_by_a_kill_is_told_at_fsync() {
+    let mut cluster = cluster::Cluster::start();
+    let mut stage = Stage::set(vec![store_volume(&cluster.manager)]);
+    let mut application = Application::start(&stage.mounted("store").join("held"));
+    assert_eq!(application.ask("before "), "did it");
+    stage.stop_sidecar();
+    let read = read_by_other_client(&stage, &cluster, "/sets/x/held");
+    assert_eq!(String::from_utf8(read).unwrap(), "before ");
+
+    // The next one goes on with the same descriptor.
+    stage.start_sidecar();
+    assert_eq!(application.ask("after"), "did it");
+    assert_eq!(application.ask("fsync"), "did it");
+    let read = read_by_other_client(&stage, &cluster, "/sets/x/held");
+    assert_eq!(String::from_utf8(read).unwrap(), "before after");
+
+    // Nothing that was safe is reported as lost.
+    stage.kill_sidecar();
+    stage.start_sidecar();
+    assert_eq!(application.ask("fsync"), "did it");
+
+    // The store does not answer, so what is written stays in the buffer that dies.
+    for server in &mut cluster.storage {
+        server.kill();
+    }
+    assert_eq!(application.ask("lost"), "did it");
+    stage.kill_sidecar();
+    stage.start_sidecar();
+    let told = application.ask("fsync");
+    assert!(told.contains("os error 5"), "{told}");
+    assert_eq!(application.ask("fsync"), "did it", "a loss is told once");
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn read_by_ring(socket: &Path, path: &str) -> Vec<u8> {
+    let mut ring = Ring::connect(socket, 8).unwrap();
+    let iov = ring.register(MIB).unwrap();
+    let file = ring.open(path, 0).unwrap();
+    let mut bytes = vec![0; usize::try_from(file.size).unwrap()];
+    for (piece, file_offset) in bytes.chunks_mut(MIB).zip((0u64..).step_by(MIB)) {
+        let length = u32::try_from(piece.len()).unwrap();
+        let (file, iov_offset, user_data) = (file.id, 0, file_offset);
+        let read = Transfer { file, iov: iov.id, iov_offset, file_offset, length, user_data };
+        assert!(ring.prepare(Op::Read, read).unwrap());
+        ring.submit().unwrap();
+        let done = ring.wait(Some(Duration::from_secs(20))).unwrap().expect("an answer in time");
+        assert_eq!((done.user_data, done.result), (file_offset, i64::from(length)));
+        iov.region.copy_out(0, piece).unwrap();
+    }
+    ring.close(file.id).unwrap();
+    bytes
+}
+
+/// By the program in C, linked to the library of this build.
+fn read_by_c(stage: &Stage, path: &str) -> Vec<u8> {
+    let built = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let program = stage.place.path().join("ring-c");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/ring/tests/ring.c");
+    let compiled = Command::new("cc")
+        .args(["-std=c11", source, "-l:libring.so", "-L"])
+        .arg(&built)
+        .arg(format!("-Wl,-rpath,{}", built.display()))
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let ran = Command::new(&program).arg(stage.ring()).arg(path).output().unwrap();
+    assert!(ran.status.success(), "{:?} {}", ran.status, String::from_utf8_lossy(&ran.stderr));
+    ran.stdout
+}
+
+fn read_by_other_client(stage: &Stage, cluster: &cluster::Cluster, path: &str) -> Vec<u8> {
+    stage.runtime.block_on(async {
+        let client = cluster.any_client().await;
+        let file = client.open_path(path).await.unwrap();
+        client.read_at(file.inode, 0, file.length).await.unwrap().to_vec()
+    })
+}
+
+/// All bytes that come until the end.
+fn read_to_end(mut from: impl Read) -> String {
+    let mut text = String::new();
+    from.read_to_string(&mut text).unwrap();
+    text
+}
