@@ -23,6 +23,9 @@ struct Placed {
     pieces: Vec<Buffer>,
 }
 
+/// Where a buffer lies in the batch: offset and bytes.
+type Span = (usize, usize);
+
 /// An array that the type table does not have, or with less in it than it says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("array of an undeliverable layout")]
@@ -40,7 +43,7 @@ impl Layout {
         let len = pieces.iter().map(|piece| piece.len()).sum();
         let nulls: usize = pieces.iter().map(|piece| piece.null_count()).sum();
         let validity = (nulls > 0).then(|| self.validity(pieces, len));
-        let mut buffers: Vec<Option<(usize, usize)>> = vec![validity];
+        let mut buffers: Vec<Option<Span>> = vec![validity];
         let mut children = Vec::new();
         match kind {
             DataType::Boolean => buffers.push(Some(self.bits(pieces, len))),
@@ -87,7 +90,7 @@ impl Layout {
         Ok(())
     }
 
-    fn place(&mut self, pieces: Vec<Buffer>) -> (usize, usize) {
+    fn place(&mut self, pieces: Vec<Buffer>) -> Span {
         let offset = self.end;
         let len: usize = pieces.iter().map(Buffer::len).sum();
         self.end = (offset + len).next_multiple_of(ALIGNMENT);
@@ -95,7 +98,7 @@ impl Layout {
         (offset, len)
     }
 
-    fn validity(&mut self, pieces: &[ArrayRef], len: usize) -> (usize, usize) {
+    fn validity(&mut self, pieces: &[ArrayRef], len: usize) -> Span {
         let mut bits = BooleanBufferBuilder::new(len);
         for piece in pieces {
             match piece.nulls() {
@@ -106,7 +109,7 @@ impl Layout {
         self.place(vec![bits.finish().into_inner()])
     }
 
-    fn bits(&mut self, pieces: &[ArrayRef], len: usize) -> (usize, usize) {
+    fn bits(&mut self, pieces: &[ArrayRef], len: usize) -> Span {
         let mut bits = BooleanBufferBuilder::new(len);
         for piece in pieces {
             bits.append_buffer(piece.as_boolean().values());
@@ -114,7 +117,7 @@ impl Layout {
         self.place(vec![bits.finish().into_inner()])
     }
 
-    fn fixed(&mut self, pieces: &[ArrayRef], width: usize) -> Result<(usize, usize), LayoutError> {
+    fn fixed(&mut self, pieces: &[ArrayRef], width: usize) -> Result<Span, LayoutError> {
         let mut parts = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let data = piece.to_data();
@@ -132,7 +135,7 @@ impl Layout {
         &mut self,
         pieces: &[ArrayRef],
         len: usize,
-    ) -> Result<((usize, usize), (usize, usize)), LayoutError> {
+    ) -> Result<(Span, Span), LayoutError> {
         let mut offsets = Offsets::with_capacity(len);
         let mut values = Vec::with_capacity(pieces.len());
         for piece in pieces {

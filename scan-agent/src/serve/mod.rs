@@ -141,7 +141,7 @@ async fn accept(listener: &UnixListener, shared: &Arc<Shared>, mut stop: watch::
         let (shared, done) = (Arc::clone(shared), Arc::clone(&running));
         let session = thread::Builder::new().name("scan".into()).spawn(move || {
             shared.metrics.sessions.inc();
-            session::serve(&shared, stream);
+            session::serve(&shared, &stream);
             shared.metrics.sessions.dec();
             done.fetch_sub(1, Ordering::Relaxed);
         });

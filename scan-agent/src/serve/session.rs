@@ -42,12 +42,12 @@ pub(super) struct Shared {
 }
 
 /// Serves one client to the end. Blocks.
-pub(super) fn serve(shared: &Shared, stream: UnixStream) {
-    if let Err(error) = converse(shared, &stream) {
+pub(super) fn serve(shared: &Shared, stream: &UnixStream) {
+    if let Err(error) = converse(shared, stream) {
         shared.metrics.failed(&error.reason);
         tracing::info!(reason = error.reason, message = error.message, "scan refused or failed");
         // The client may be gone already.
-        let _ = send(&stream, &Reply::Error(error));
+        let _ = send(stream, &Reply::Error(error));
     }
 }
 

@@ -22,7 +22,7 @@ fn receive(reader: &mut LineReader, stream: &UnixStream) -> (Reply, usize) {
 fn client(shared: &Arc<Shared>, request: &str) -> (UnixStream, thread::JoinHandle<()>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let shared = Arc::clone(shared);
-    let served = thread::spawn(move || session::serve(&shared, theirs));
+    let served = thread::spawn(move || session::serve(&shared, &theirs));
     send_line(&ours, request, &[]).unwrap();
     (ours, served)
 }
