@@ -223,7 +223,10 @@ fn incoming(path: &Path) -> anyhow::Result<Incoming> {
     })))
 }
 
-fn admin(
+/// The admin endpoint: ready once `recovered` and `registered` are true; metrics are those of this process and of every
+/// sidecar on the node.
+#[must_use]
+pub fn admin(
     plugin: &Arc<Plugin>,
     registered: &Arc<AtomicBool>,
     recovered: &Arc<AtomicBool>,

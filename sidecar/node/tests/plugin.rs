@@ -15,7 +15,11 @@ use node::cluster::{Cluster, ClusterError, Notice};
 use node::mount;
 use node::plugin::Plugin;
 use node::volume::{self, Credentials, Options, Pod};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::registry::Registry;
+use rpc::admin::Admin;
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// A cluster with one Dataset that remembers what was shown.
 #[derive(Default)]
@@ -197,6 +201,51 @@ async fn a_pod_that_may_not_have_the_dataset_gets_no_mount() {
     assert!(denied.to_string().contains("does not exist"), "{denied}");
     assert_eq!(mount::find(&options.target).unwrap(), None);
     assert_eq!(plugin.counts(), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_of_the_sidecars_are_shown_with_the_labels_of_their_pods() {
+    let stage = Stage::set();
+    let plugin = stage.plugin();
+    plugin.publish(stage.options("k")).await.unwrap();
+    let (_stop, stopped) = tokio::sync::watch::channel(false);
+    // A sidecar's admin socket, as the sidecar serves it.
+    let reads = Counter::<u64>::default();
+    reads.inc_by(7);
+    let mut registry = Registry::with_prefix("lampyris_mount");
+    registry.register("reads", "Reads", reads);
+    let sidecar = Arc::new(Admin::new(registry, || Ok(()), || json!({})));
+    let socket = volume::private_dir(stage.kubelet.path(), "uid-1").join("mount-admin.sock");
+    let serving = socket.clone();
+    let until = stopped.clone();
+    tokio::spawn(async move { rpc::admin::serve_unix(&serving, sidecar, until).await });
+    wait_for("the sidecar", || UnixStream::connect(&socket).is_ok()).await;
+
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (registered, recovered) = (Arc::new(true.into()), Arc::new(true.into()));
+    let admin = node::serve::admin(&plugin, &registered, &recovered);
+    tokio::spawn(rpc::admin::serve(listener, admin, stopped));
+    let answer = get(address, "/metrics").await;
+    let of_sidecar = "lampyris_mount_reads_total{namespace=\"team\",pod=\"p\",\
+                      container=\"lampyris-mount\"} 7";
+    for expected in [of_sidecar, "lampyris_node_volumes 1", "lampyris_node_pods 1"] {
+        assert_eq!(answer.lines().filter(|line| *line == expected).count(), 1, "{answer}");
+    }
+    assert!(answer.trim_end().ends_with("# EOF"), "{answer}");
+    assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+    let key = Some(("uid-1".to_owned(), "lampyris-0".to_owned()));
+    plugin.unpublish(&stage.options("k").target, key).await.unwrap();
+}
+
+/// The answer to one HTTP request.
+async fn get(address: std::net::SocketAddr, path: &str) -> String {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
 }
 
 #[tokio::test(flavor = "multi_thread")]
