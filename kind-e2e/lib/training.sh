@@ -61,9 +61,14 @@ training_job() {
   training_pod "$pod" "$command" "${names[@]}"
   wait_for 120 "the training pod's start" training_started "$pod"
   kubectl -n train logs -f "$pod" -c train
-  kubectl -n train wait --for=jsonpath='{.status.phase}'=Succeeded "pod/$pod" --timeout=20s >/dev/null
+  wait_for 20 "the training pod's end" training_ended "$pod"
+  [ "$(training_ended "$pod")" = 0 ]
 }
 
 training_started() {
   kubectl -n train get pod "$1" -o jsonpath='{.status.containerStatuses[0].state}' | grep -E 'running|terminated'
+}
+
+training_ended() { # prints the exit status of what the pod ran
+  kubectl -n train get pod "$1" -o jsonpath='{.status.containerStatuses[0].state.terminated.exitCode}' | grep .
 }
