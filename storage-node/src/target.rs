@@ -375,10 +375,17 @@ impl Target {
         let read = self.engine.read(self.id, request.chunk, offset, length, Which::Committed).await;
         match read {
             Ok(read) => {
+                // The engine keeps a whole chunk's checksum, made from those of the pages that it
+                // has just verified.
+                let is_whole = offset == 0 && read.bytes.len() as u64 == read.state.length;
                 let done = ReadDone {
                     version: read.state.version,
                     chunk_length: convert::state(&read.state).length,
-                    checksum: crc32c::crc32c(&read.bytes),
+                    checksum: if is_whole {
+                        read.state.checksum
+                    } else {
+                        crc32c::crc32c(&read.bytes)
+                    },
                 };
                 Ok(Some((done, read.bytes, read.pending)))
             }

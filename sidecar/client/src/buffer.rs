@@ -580,7 +580,7 @@ mod tests {
             let (mut put, mut replaced) = (0u64, 0u64);
             for (start, length, value) in writes {
                 // Within one chunk, as the caller cuts it.
-                let length = length.min((CHUNK - start % CHUNK) as usize);
+                let length = length.min(usize::try_from(CHUNK - start % CHUNK).unwrap());
                 replaced += extents.put(CHUNK, start, Bytes::from(vec![value; length]));
                 put += length as u64;
                 model.extend((start..start + length as u64).map(|at| (at, value)));

@@ -201,7 +201,7 @@ impl Inner {
         change: Change,
         payload: Bytes,
     ) -> Result<UpdateDone, Error> {
-        let lane = self.lanes.take().await;
+        let lane = self.lanes.take(chunk).await;
         let mut update = Update {
             chain,
             chain_version: ChainVersion::NONE,

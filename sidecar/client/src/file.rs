@@ -18,6 +18,7 @@ use rpc::{Code, Error};
 use tokio::time::Instant;
 
 use crate::chunk::Change;
+use crate::readahead::Ahead;
 use crate::{Client, Identity, Inner};
 
 /// How long attributes are believed where a read asks for bytes past the known end.
@@ -295,8 +296,12 @@ impl Client {
         };
         let chunk_size = placement.layout.chunk_size_bytes;
         let ahead = inner.readahead.notice(inode, offset, length, chunk_size, attributes.length);
-        for index in ahead {
-            self.fetch_ahead(inode, &placement, index)?;
+        if !ahead.chunks.is_empty() {
+            // Written since the look above, before this reader was noticed: what is fetched must hold it.
+            inner.write_back(inode).await?;
+        }
+        for index in &ahead.chunks {
+            self.fetch_ahead(inode, &placement, &ahead, *index)?;
         }
         let parts: Vec<(Piece, Bytes)> = stream::iter(pieces(chunk_size, offset, length))
             .map(|piece| self.read_through(inode, &placement, piece))
@@ -323,11 +328,17 @@ impl Client {
         Ok((piece, self.inner.read_piece(inode, placement, piece).await?))
     }
 
-    fn fetch_ahead(&self, inode: InodeId, placement: &Placement, index: u64) -> Result<(), Error> {
+    fn fetch_ahead(
+        &self,
+        inode: InodeId,
+        placement: &Placement,
+        ahead: &Ahead,
+        index: u64,
+    ) -> Result<(), Error> {
         let (chain, chunk) = (placement.chain(index)?, ChunkId { file: inode, index });
         let (inner, length) =
             (std::sync::Arc::clone(&self.inner), placement.layout.chunk_size_bytes);
-        self.inner.readahead.start(inode, index, length, async move {
+        self.inner.readahead.start(inode, ahead, index, length, async move {
             inner.read_chunk(chain, chunk, 0, length).await
         });
         Ok(())
@@ -346,8 +357,10 @@ impl Client {
         if end.is_none() {
             return Err(Error::new(Code::TooLarge, format!("write at {offset} of inode {inode}")));
         }
+        let taken = self.inner.buffer_write(identity, inode, offset, bytes).await;
+        // After the bytes are in the buffer: nobody starts to fetch older ones from here on.
         self.inner.readahead.forget(inode);
-        self.inner.buffer_write(identity, inode, offset, bytes).await
+        taken
     }
 
     /// Writes back everything of this file and reports its length: durable and visible to others on success. Reports an

@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,22 +38,32 @@ struct Slot {
 
 #[derive(Debug, Default)]
 struct Reader {
+    /// Another one for each life of the entry: what was noticed before a file was forgotten starts nothing after it.
+    id: u64,
     expected: u64,
     sequential: u32,
     slots: VecDeque<Slot>,
+}
+
+/// What to fetch, and for whom.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ahead {
+    reader: u64,
+    pub(crate) chunks: Vec<u64>,
 }
 
 /// The readers of all files.
 #[derive(Debug)]
 pub(crate) struct Readahead {
     budget: Arc<Semaphore>,
+    next_id: AtomicU64,
     readers: Mutex<HashMap<InodeId, Reader>>,
 }
 
 impl Readahead {
     pub(crate) fn new(bytes: usize) -> Self {
         let budget = Arc::new(Semaphore::new(bytes.min(Semaphore::MAX_PERMITS)));
-        Self { budget, readers: Mutex::new(HashMap::new()) }
+        Self { budget, next_id: AtomicU64::new(1), readers: Mutex::new(HashMap::new()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Reader>> {
@@ -67,43 +78,47 @@ impl Readahead {
         length: u64,
         chunk_size: u32,
         file_length: u64,
-    ) -> Vec<u64> {
+    ) -> Ahead {
         if self.budget.available_permits() < chunk_size as usize
             && !self.lock().contains_key(&inode)
         {
-            return Vec::new();
+            return Ahead::default();
         }
         let mut readers = self.lock();
         if readers.len() >= FILES_MAX {
             readers.clear();
         }
-        let reader = readers.entry(inode).or_default();
+        let fresh =
+            || Reader { id: self.next_id.fetch_add(1, Ordering::Relaxed), ..Reader::default() };
+        let reader = readers.entry(inode).or_insert_with(fresh);
         let near = offset.abs_diff(reader.expected) <= SLACK;
         reader.sequential = if near { reader.sequential.saturating_add(1) } else { 0 };
         let end = offset + length;
         reader.expected = if near { reader.expected.max(end) } else { end };
         if !near {
             reader.slots.clear();
-            return Vec::new();
+            return Ahead::default();
         }
         let size = u64::from(chunk_size);
         let behind = (reader.expected.saturating_sub(SLACK)) / size;
         reader.slots.retain(|slot| slot.index >= behind && slot.born.elapsed() <= FRESH_FOR);
         if reader.sequential <= PATIENCE {
-            return Vec::new();
+            return Ahead::default();
         }
         let first = reader.expected.div_ceil(size);
         let chunks = file_length.div_ceil(size);
         let depth = u64::from(reader.sequential - PATIENCE).min(CHUNKS_MAX);
-        (first..(first + depth).min(chunks))
+        let chunks = (first..(first + depth).min(chunks))
             .filter(|index| reader.slots.iter().all(|slot| slot.index != *index))
-            .collect()
+            .collect();
+        Ahead { reader: reader.id, chunks }
     }
 
-    /// Starts fetching a chunk, if the budget allows it.
+    /// Starts fetching a chunk for a reader that is still watched, if the budget allows it.
     pub(crate) fn start(
         &self,
         inode: InodeId,
+        ahead: &Ahead,
         index: u64,
         bytes: u32,
         fetch: impl Future<Output = Result<Bytes, Error>> + Send + 'static,
@@ -112,7 +127,8 @@ impl Readahead {
         let fetched = fetch.boxed().shared();
         tokio::spawn(fetched.clone());
         let slot = Slot { index, fetched, born: Instant::now(), _bytes: permit };
-        if let Some(reader) = self.lock().get_mut(&inode) {
+        if let Some(reader) = self.lock().get_mut(&inode).filter(|reader| reader.id == ahead.reader)
+        {
             reader.slots.push_back(slot);
         }
     }
@@ -148,10 +164,11 @@ mod tests {
 
     fn read(ahead: &Readahead, offset: u64) -> Vec<u64> {
         let wanted = ahead.notice(FILE, offset, 128 << 10, CHUNK, 64 << 20);
-        for index in &wanted {
-            ahead.start(FILE, *index, CHUNK, async { Ok(Bytes::from_static(b"chunk")) });
+        for index in &wanted.chunks {
+            let fetch = async { Ok(Bytes::from_static(b"chunk")) };
+            ahead.start(FILE, &wanted, *index, CHUNK, fetch);
         }
-        wanted
+        wanted.chunks
     }
 
     #[tokio::test]
@@ -178,10 +195,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_was_noticed_before_a_write_fetches_nothing_after_it() {
+        let ahead = Readahead::new(8 << 20);
+        (0..2).for_each(|n| drop(read(&ahead, n * (128 << 10))));
+        let notice = |n: u64| ahead.notice(FILE, n * (128 << 10), 128 << 10, CHUNK, 64 << 20);
+        let before = notice(2);
+        assert_eq!(before.chunks, [1]);
+        ahead.forget(FILE);
+        notice(3);
+        ahead.start(FILE, &before, 1, CHUNK, async { Ok(Bytes::from_static(b"old")) });
+        assert!(ahead.find(FILE, 1).is_none());
+    }
+
+    #[tokio::test]
     async fn nothing_is_fetched_past_the_end() {
         let ahead = Readahead::new(8 << 20);
-        let wanted: Vec<_> =
-            (0..8u64).flat_map(|n| ahead.notice(FILE, n * 1000, 1000, CHUNK, 1 << 20)).collect();
+        let notice = |n: u64| ahead.notice(FILE, n * 1000, 1000, CHUNK, 1 << 20).chunks;
+        let wanted: Vec<_> = (0..8u64).flat_map(notice).collect();
         assert!(wanted.is_empty(), "{wanted:?}");
     }
 }
