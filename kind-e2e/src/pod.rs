@@ -234,7 +234,7 @@ impl Drop for Exercise {
 /// # Errors
 /// When one of both is not so.
 pub fn untroubled(what: &str, measured: &Value, bound: Duration) -> Result<()> {
-    println!("{what}: {measured}");
+    eprintln!("{what}: {measured}");
     ensure!(measured["errors"].as_array().is_some_and(Vec::is_empty), "{what}: {measured}");
     let longest = measured["longestMs"].as_u64().context("longestMs")?;
     ensure!(

@@ -52,7 +52,7 @@ impl PyRing {
         if buffer_bytes < PIECE {
             return Err(PyValueError::new_err("buffer_bytes must be at least 1 MiB"));
         }
-        let inner = py.detach(|| {
+        let inner = py.detach(move || {
             let mut ring = Ring::connect(&socket, entries)?;
             let iov = ring.register(buffer_bytes)?;
             let granted = usize::try_from(entries).unwrap_or(1);
