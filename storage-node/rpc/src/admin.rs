@@ -57,7 +57,13 @@ impl Admin {
         state: impl Fn() -> serde_json::Value + Send + Sync + 'static,
     ) -> Self {
         let registry = Mutex::new(registry);
-        Self { registry, ready: Box::new(ready), state: Box::new(state), routes: None, more_metrics: None }
+        Self {
+            registry,
+            ready: Box::new(ready),
+            state: Box::new(state),
+            routes: None,
+            more_metrics: None,
+        }
     }
 
     /// Adds the process's own routes: given method, path and body, `None` if there is no such

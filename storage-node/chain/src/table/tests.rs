@@ -166,9 +166,8 @@ prop_compose! {
 
 /// Who holds a complete copy.
 fn complete(chain: &Chain) -> Vec<TargetId> {
-    let is_copy = |t: &&ChainTarget| {
-        matches!(t.state, PublicState::Serving | PublicState::LastServing)
-    };
+    let is_copy =
+        |t: &&ChainTarget| matches!(t.state, PublicState::Serving | PublicState::LastServing);
     chain.targets.iter().filter(is_copy).map(|t| t.id).collect()
 }
 
