@@ -153,7 +153,7 @@ pub struct StorageClusterStatus {
     /// Generation of the spec that this status speaks about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// One word for humans, derived from the conditions: Pending, Ready, Degraded.
+    /// One word for humans, derived from the conditions: Pending, Ready, Degraded, Unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
     /// Ready, Progressing, Degraded.

@@ -272,10 +272,10 @@ fn cluster_status(plan: &mut Plan, view: &ClusterView, ids: &[i64], waiting: &[S
             reason: "ManagerUnavailable".to_owned(),
             message: "the manager does not answer".to_owned(),
         },
-        |manager| lost_nodes(view, manager),
+        |manager| lost_nodes(view, manager, booted(&old)),
     );
     let progressing = progress(plan, waiting);
-    status.phase = Some(phase(&ready, &degraded).to_owned());
+    status.phase = Some(phase(&ready, &degraded, booted(&old)).to_owned());
     let settled = ready.holds() && !degraded.holds() && !progressing.holds();
     let list = &mut status.conditions;
     let told = (ready.clone(), degraded.clone());
@@ -321,12 +321,18 @@ fn progress(plan: &Plan, waiting: &[String]) -> Verdict {
     }
 }
 
-fn phase(ready: &Verdict, degraded: &Verdict) -> &'static str {
+fn phase(ready: &Verdict, degraded: &Verdict, booted: bool) -> &'static str {
     match (ready.holds(), degraded.holds()) {
         (_, true) => "Degraded",
         (true, false) => "Ready",
+        (false, false) if booted => "Unavailable",
         (false, false) => "Pending",
     }
+}
+
+/// Whether the cluster has ever been Ready: before, replicas that are not there yet are no loss.
+fn booted(old: &StorageClusterStatus) -> bool {
+    matches!(old.phase.as_deref(), Some("Ready" | "Degraded" | "Unavailable"))
 }
 
 /// Ready once every chain had all its replicas; from then on as long as every chain can be read.
@@ -345,18 +351,17 @@ fn readiness(view: &ClusterView, ids: &[i64], old: &StorageClusterStatus) -> Ver
         return Verdict::no("ManagerUnavailable", text);
     };
     let chains = &manager.chains;
-    let was_ready = condition::is_true(&old.conditions, "Ready");
     if !manager.ready || manager.table_revision == 0 || chains.total == 0 {
         Verdict::no("Bootstrapping", "the manager does not serve a chain table yet")
+    } else if chains.serving < chains.total && !booted(old) {
+        let text = format!("{} of {} chains have all their replicas", chains.serving, chains.total);
+        Verdict::no("Bootstrapping", text)
     } else if chains.unavailable > 0 {
         let text = format!(
             "{} of {} chains have no replica that serves",
             chains.unavailable, chains.total
         );
         Verdict::no("ChainsUnavailable", text)
-    } else if chains.degraded > 0 && !was_ready {
-        let text = format!("{} of {} chains have all their replicas", chains.serving, chains.total);
-        Verdict::no("Bootstrapping", text)
     } else if chains.degraded > 0 {
         Verdict::yes("ChainsServing", "every chain can be read and written")
     } else {
@@ -387,13 +392,16 @@ fn table_problem(table: &ChainTable) -> Option<String> {
     ["NoPlacement", "TableRefused"].contains(&&*ready.reason).then(|| ready.message.clone())
 }
 
-fn lost_nodes(view: &ClusterView, manager: &ManagerStatus) -> Verdict {
+fn lost_nodes(view: &ClusterView, manager: &ManagerStatus, booted: bool) -> Verdict {
     if view.table.is_none() || manager.table_revision == 0 {
         return Verdict::no("NoTable", "there is no chain table yet");
     }
     let verdict = super::table::degraded(&manager.chains);
     if !verdict.holds() {
         return verdict;
+    }
+    if !booted {
+        return Verdict::no("Bootstrapping", "the first replicas are starting");
     }
     let name = view.cluster.name_any();
     let lost: Vec<String> = manager
