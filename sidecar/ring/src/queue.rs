@@ -84,7 +84,7 @@ impl Queue {
         if !entries.is_power_of_two() || entries > ENTRIES_MAX {
             return Err(QueueError::Entries(entries));
         }
-        let end = at.checked_add(queue_bytes(entries)).unwrap_or(usize::MAX);
+        let end = at.saturating_add(queue_bytes(entries));
         if end > region.len() || !at.is_multiple_of(64) {
             let bounds =
                 ShmError::Bounds { offset: at, len: queue_bytes(entries), size: region.len() };
