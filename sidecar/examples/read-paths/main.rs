@@ -3,6 +3,16 @@
 //! `read-paths [DIRECTORY [MIB]]`: a store with three replicas under DIRECTORY (default: the system's temporary one), a file of MIB MiB
 //! (default 1024), three rounds in which every path and every anchor runs once; the medians are printed, one JSON object a line.
 
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_precision_loss,
+    clippy::indexing_slicing,
+    reason = "sizes of a bench"
+)]
+#![allow(clippy::print_stdout, reason = "its result")]
+
 mod stage;
 
 use std::collections::BTreeMap;
