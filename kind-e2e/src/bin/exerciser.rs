@@ -5,6 +5,7 @@
 //! decides when they have seen enough.
 
 #![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, reason = "what it measured is its output")]
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};

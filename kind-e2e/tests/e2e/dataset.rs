@@ -55,7 +55,7 @@ fn read(pod: &str, suffix: &str, sets: &[DataSet]) -> Result<()> {
     let mut args = vec!["job", pod];
     args.extend(pairs.iter().map(String::as_str));
     let said = training(&args)?;
-    println!("{said}");
+    eprintln!("{said}");
     // Of each set: every file's sha256 and the rows, by file and by ring; rows and their number by scan; the filter.
     let expected: usize = sets
         .iter()

@@ -41,7 +41,7 @@ fn injection_leaves_the_security_context_of_the_application_as_it_is() -> Result
         let app = &seen["spec"]["containers"][0];
         ensure!(app["name"] == "app", "{app}");
         ensure!(
-            app["securityContext"].to_string() == security_context().to_string(),
+            app["securityContext"] == security_context(),
             "asked for {}, got {}",
             security_context(),
             app["securityContext"]

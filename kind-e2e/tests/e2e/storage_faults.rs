@@ -55,7 +55,8 @@ impl Load {
 }
 
 fn pods(component: &str) -> Result<Vec<Value>> {
-    let selector = format!("lampyris.dev/cluster={CLUSTER},app.kubernetes.io/component={component}");
+    let selector =
+        format!("lampyris.dev/cluster={CLUSTER},app.kubernetes.io/component={component}");
     kube::list(STORAGE, "pods", &selector)
 }
 
@@ -72,7 +73,7 @@ fn whole(since: Instant) -> Result<()> {
         ensure!(status == "False", "{why}");
         Ok(())
     })?;
-    println!("every chain whole after {:?}", since.elapsed());
+    eprintln!("every chain whole after {:?}", since.elapsed());
     Ok(())
 }
 
@@ -147,7 +148,7 @@ fn refuses(node: &str, address: &str) -> Result<()> {
         curl.args(["-t", pid.trim(), "-n", "curl", "-s", "-m", "2", "-w", " %{http_code}", &url]);
         let said = run(&mut curl)?;
         ensure!(said.trim_end().ends_with("503"), "{said}");
-        println!("cut-off server: {said}");
+        eprintln!("cut-off server: {said}");
         Ok(())
     })?;
     Ok(())

@@ -15,7 +15,7 @@ fn timed(what: &str, action: impl FnOnce() -> Result<String>) -> Result<()> {
     let begin = Instant::now();
     action()?;
     let took = begin.elapsed();
-    println!("{what}: {took:?}");
+    eprintln!("{what}: {took:?}");
     ensure!(took <= GONE_WITHIN, "{what} took {took:?}");
     Ok(())
 }
