@@ -1,7 +1,8 @@
 //! Files of our own store as a source, through the crate `client`.
 //!
 //! A file's identity is its inode, length, times and truncate generation: a file that was
-//! replaced or written since it was listed fails the read that notices.
+//! replaced, removed or written since it was listed fails the read that notices. A removed file's
+//! bytes stay for a while, but the dataset is no longer what was listed.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -102,7 +103,7 @@ impl Source for StoreSource {
         let bytes = client.read_at(inode, range.start, wanted).await.map_err(wrap)?;
         // After the read: what was read before a change that this does not see was still good.
         let attributes = client.attributes(inode).await.map_err(wrap)?;
-        if identity(&attributes) != object.identity {
+        if identity(&attributes) != object.identity || attributes.links == 0 {
             return Err(changed());
         }
         if bytes.len() as u64 != wanted {

@@ -31,7 +31,7 @@ fn free_port() -> u16 {
 
 /// A process that dies with the test.
 #[derive(Debug)]
-pub struct Process(Child);
+pub(crate) struct Process(Child);
 
 impl Process {
     fn start(name: &str, args: &[String]) -> Self {
@@ -41,7 +41,7 @@ impl Process {
     }
 
     /// Ends it as a crash would.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
@@ -56,11 +56,11 @@ impl Drop for Process {
 
 /// A cluster that dies with the test.
 #[derive(Debug)]
-pub struct Cluster {
+pub(crate) struct Cluster {
     /// `host:port` of the manager.
-    pub manager: String,
+    pub(crate) manager: String,
     /// The storage processes.
-    pub storage: Vec<Process>,
+    pub(crate) storage: Vec<Process>,
     _meta: Process,
     _directory: tempfile::TempDir,
 }
@@ -91,7 +91,7 @@ fn table() -> String {
 
 impl Cluster {
     /// Starts the processes and declares the chains.
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let (rpc, admin) = (free_port(), free_port());
         let manager = format!("127.0.0.1:{rpc}");
@@ -139,18 +139,20 @@ impl Cluster {
     }
 
     /// A client that has seen every replica serve.
-    pub async fn client(&self) -> Client {
+    pub(crate) async fn client(&self) -> Client {
         let client = Client::connect(ClientOptions::new(&self.manager)).await.unwrap();
-        let whole = |chain: &chain::table::Chain| chain.serving().count() == 3;
         client
-            .wait_routing(|table| table.chains.len() == 3 && table.chains.iter().all(whole))
+            .wait_routing(|table| {
+                let mut whole = table.chains.iter().map(|chain| chain.serving().count() == 3);
+                table.chains.len() == 3 && whole.all(|whole| whole)
+            })
             .await
             .unwrap();
         client
     }
 
     /// A client that does not wait for every replica.
-    pub async fn any_client(&self) -> Client {
+    pub(crate) async fn any_client(&self) -> Client {
         Client::connect(ClientOptions::new(&self.manager)).await.unwrap()
     }
 }

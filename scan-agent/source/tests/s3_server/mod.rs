@@ -1,0 +1,127 @@
+//! A real S3 server for tests: versitygw over TLS.
+//!
+//! The binary is found at `LAMPYRIS_VERSITYGW` or in the project's cache; without one a test says
+//! so and passes, because nothing else can stand in for a real server.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "shared by tests, each of which uses a part; a test fails by panicking"
+)]
+
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use object_store::aws::AmazonS3Builder;
+use object_store::{Certificate, ClientOptions, ObjectStoreExt, path::Path};
+use source::{S3Config, S3Source, SourceConfig};
+use tempfile::TempDir;
+
+/// Its one access key id.
+pub(crate) const KEY: &str = "test-key";
+/// The secret of [`KEY`].
+pub(crate) const SECRET: &str = "test-secret";
+
+/// A server that dies with the test.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    /// Where it listens, on 127.0.0.1.
+    pub(crate) port: u16,
+    /// Its certificate.
+    pub(crate) ca: String,
+    _dir: TempDir,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn binary() -> Option<PathBuf> {
+    let given = std::env::var_os("LAMPYRIS_VERSITYGW").map(PathBuf::from);
+    let cached = std::env::var_os("HOME")
+        .map(|home| PathBuf::from(home).join(".cache/lampyris/k8s/bin/versitygw"));
+    given.into_iter().chain(cached).find(|path| path.is_file())
+}
+
+/// A port that nobody listens on.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A server with one bucket, `train`.
+pub(crate) fn server() -> Option<Server> {
+    source::install_crypto_provider();
+    let Some(binary) = binary() else {
+        eprintln!("skipped: no versitygw");
+        return None;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let names = vec!["127.0.0.1".to_owned(), "localhost".to_owned()];
+    let made = rcgen::generate_simple_self_signed(names).unwrap();
+    let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    std::fs::write(&cert, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    std::fs::create_dir_all(dir.path().join("data/train")).unwrap();
+    let port = free_port();
+    let child = Command::new(binary)
+        .args(["--access", KEY, "--secret", SECRET, "--keep-alive", "--quiet"])
+        .args(["--port", &format!("127.0.0.1:{port}")])
+        .arg("--cert")
+        .arg(&cert)
+        .arg("--key")
+        .arg(&key)
+        .arg("posix")
+        .arg(dir.path().join("data"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let server = Server { child, port, ca: made.cert.pem(), _dir: dir };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(Instant::now() < deadline, "versitygw does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Some(server)
+}
+
+impl Server {
+    /// How to reach `uri` there.
+    pub(crate) fn config(&self, uri: &str) -> S3Config {
+        let config = SourceConfig::parse(&format!(
+            r#"{{"s3":{{"uri":"{uri}","endpoint":"https://127.0.0.1:{}","region":"us-east-1",
+               "credentials":{{"accessKeyId":"{KEY}","secretAccessKey":"{SECRET}"}}}}}}"#,
+            self.port
+        ));
+        let SourceConfig::S3(mut s3) = config.unwrap() else { panic!("not s3") };
+        s3.ca_bundle = Some(self.ca.clone());
+        s3
+    }
+
+    /// A source of `uri` there.
+    pub(crate) fn source(&self, uri: &str) -> S3Source {
+        S3Source::new(&self.config(uri)).unwrap()
+    }
+
+    /// Puts an object into the bucket `train`.
+    pub(crate) async fn put(&self, key: &str, bytes: impl Into<Bytes>) {
+        let ca = Certificate::from_pem(self.ca.as_bytes()).unwrap();
+        let store = AmazonS3Builder::new()
+            .with_bucket_name("train")
+            .with_endpoint(format!("https://127.0.0.1:{}", self.port))
+            .with_region("us-east-1")
+            .with_access_key_id(KEY)
+            .with_secret_access_key(SECRET)
+            .with_client_options(ClientOptions::new().with_root_certificate(ca))
+            .build()
+            .unwrap();
+        store.put(&Path::from(key), bytes.into().into()).await.unwrap();
+    }
+}
