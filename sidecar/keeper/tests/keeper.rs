@@ -1,4 +1,5 @@
 //! The keeper over its real socket, with real descriptors.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};

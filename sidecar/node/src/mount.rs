@@ -203,7 +203,7 @@ mod tests {
         let target = dir.path().join("mount");
         let device = mount(&target, true).unwrap();
         assert_eq!(find(&target).unwrap().unwrap().kind, "fuse.lampyris");
-        assert_eq!(below(dir.path()).unwrap(), [target.clone()]);
+        assert_eq!(below(dir.path()).unwrap(), std::slice::from_ref(&target));
         let file = target.join("file");
         let reader = std::thread::spawn(move || fs::read(file));
         unmount(&target).await.unwrap();

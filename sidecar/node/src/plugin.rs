@@ -84,7 +84,7 @@ pub struct Plugin {
     /// One publish or unpublish at a time touches mounts.
     mounting: tokio::sync::Mutex<()>,
     /// For tasks that call back.
-    me: std::sync::Weak<Plugin>,
+    me: std::sync::Weak<Self>,
 }
 
 impl std::fmt::Debug for Plugin {

@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    fn spec(source: Value, read_only: bool) -> DatasetSpec {
+    fn spec(source: &Value, read_only: bool) -> DatasetSpec {
         serde_json::from_value(json!({"format": "Vortex", "source": source, "readOnly": read_only}))
             .unwrap()
     }
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn credentials_reach_the_source_and_only_there() {
         let options = Options { credentials: Some(keys()), ..options() };
-        let record = plan(&options, &spec(s3(), true)).unwrap();
+        let record = plan(&options, &spec(&s3(), true)).unwrap();
         assert_eq!(
             record.volume.source["s3"]["credentials"],
             json!({"accessKeyId": "a", "secretAccessKey": "s"})
@@ -197,25 +197,25 @@ mod tests {
     fn a_dataset_with_a_secret_stays_in_its_namespace() {
         let mut options = Options { credentials: Some(keys()), ..options() };
         options.namespace = "other".into();
-        let denied = plan(&options, &spec(s3(), true)).unwrap_err();
+        let denied = plan(&options, &spec(&s3(), true)).unwrap_err();
         assert!(matches!(denied, Denied::SecretOfAnotherNamespace { .. }), "{denied}");
         options.namespace = "team".into();
         options.credentials = None;
-        let denied = plan(&options, &spec(s3(), true)).unwrap_err();
+        let denied = plan(&options, &spec(&s3(), true)).unwrap_err();
         assert_eq!(denied, Denied::NoSecret("team/d".into(), "keys".into()));
     }
 
     #[test]
     fn writing_needs_a_writable_dataset_of_the_same_namespace() {
         let mut options = Options { read_only: false, ..options() };
-        assert!(!plan(&options, &spec(cluster(), false)).unwrap().volume.read_only);
-        let denied = plan(&options, &spec(cluster(), true)).unwrap_err();
+        assert!(!plan(&options, &spec(&cluster(), false)).unwrap().volume.read_only);
+        let denied = plan(&options, &spec(&cluster(), true)).unwrap_err();
         assert_eq!(denied, Denied::ReadOnly("team/d".into()));
         options.namespace = "other".into();
-        let denied = plan(&options, &spec(cluster(), false)).unwrap_err();
+        let denied = plan(&options, &spec(&cluster(), false)).unwrap_err();
         assert_eq!(denied, Denied::WriteToAnotherNamespace("other/d".into()));
         options.read_only = true;
-        let record = plan(&options, &spec(cluster(), false)).unwrap();
+        let record = plan(&options, &spec(&cluster(), false)).unwrap();
         assert_eq!(
             record.volume.source,
             json!({"cluster": {"manager": "train-meta.storage.svc:9000", "path": "/d"}})

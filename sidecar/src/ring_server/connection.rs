@@ -225,21 +225,18 @@ impl Connection<'_> {
     }
 
     /// Checks the copy of an entry against what this connection has.
-    fn validate(
-        &self,
-        entry: &ring::queue::Entry,
-    ) -> Result<(Submission, File, Option<Arc<Region>>), (u64, Errno)> {
+    fn validate(&self, entry: &ring::queue::Entry) -> Result<Valid, (u64, Errno)> {
         let [_, _, _, _, user_data, ..] = *entry;
         let refuse = |errno| (user_data, errno);
         let submission = Submission::decode(entry).map_err(|_| refuse(Errno::EINVAL))?;
-        let file = self.files.get(&submission.file).ok_or(refuse(Errno::EBADF))?;
+        let file = self.files.get(&submission.file).ok_or_else(|| refuse(Errno::EBADF))?;
         if submission.op == Op::Write && !file.write {
             return Err(refuse(Errno::EBADF));
         }
         if submission.op == Op::Sync {
             return Ok((submission, file.clone(), None));
         }
-        let region = self.iovs.get(&submission.iov).ok_or(refuse(Errno::EINVAL))?;
+        let region = self.iovs.get(&submission.iov).ok_or_else(|| refuse(Errno::EINVAL))?;
         let end = submission.iov_offset.checked_add(submission.length.into());
         if end.is_none_or(|end| end > region.len() as u64) {
             return Err(refuse(Errno::EINVAL));
@@ -387,10 +384,13 @@ async fn carry_out(
 
 const _: () = assert!(LENGTH_MAX as usize <= BYTES_MAX);
 
-/// A control message, its payload and its descriptors; `None` when the application has hung up.
-fn receive(
-    socket: &UnixStream,
-) -> Result<Option<(Control, Vec<u8>, Vec<OwnedFd>)>, ConnectionError> {
+/// What an entry asks for, of which file, with which memory.
+type Valid = (Submission, File, Option<Arc<Region>>);
+/// A control message, its payload and its descriptors.
+type Message = (Control, Vec<u8>, Vec<OwnedFd>);
+
+/// The next message; `None` when the application has hung up.
+fn receive(socket: &UnixStream) -> Result<Option<Message>, ConnectionError> {
     let (mut head, mut fds) = ([0; CONTROL_BYTES], Vec::new());
     if !fill(socket, &mut head, &mut fds)? {
         return Ok(None);
