@@ -4,6 +4,7 @@
 //! this test binary, started again with a role. The test itself may hold no file of a mount: between
 //! fork and exec a child has it too, closing it there asks the server, and while that one is dead no
 //! other could be started.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};

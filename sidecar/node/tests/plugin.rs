@@ -1,6 +1,7 @@
 //! The node plugin with a real keeper and real mounts, a map for a cluster, and the test as sidecar.
 //!
 //! Needs root and /dev/fuse.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

@@ -1,4 +1,5 @@
 //! csi-sanity's identity and node tests against the real binary. `CSI-SANITY.md` lists the skips.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
