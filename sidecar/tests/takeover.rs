@@ -4,7 +4,9 @@
 //! this test binary, started again with a role. The test itself may hold no file of a mount: between
 //! fork and exec a child has it too, closing it there asks the server, and while that one is dead no
 //! other could be started.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(clippy::cast_possible_truncation, reason = "the numbers of tests are small")]
+#![allow(clippy::print_stdout, reason = "a role tells the test by it")]
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};

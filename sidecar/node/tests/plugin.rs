@@ -1,7 +1,7 @@
 //! The node plugin with a real keeper and real mounts, a map for a cluster, and the test as sidecar.
 //!
 //! Needs root and /dev/fuse.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -68,7 +68,7 @@ impl Stage {
     }
 
     fn plugin(&self) -> Arc<Plugin> {
-        let cluster: Arc<dyn Cluster> = self.cluster.clone();
+        let cluster = Arc::clone(&self.cluster) as Arc<dyn Cluster>;
         let dir = self.kubelet.path().to_owned();
         Plugin::new("node-1".into(), dir, self.kubelet.path().join("keeper.sock"), cluster)
     }
@@ -139,7 +139,11 @@ async fn a_volume_lives_from_publish_over_restarts_to_unpublish() {
     plugin.publish(stage.options("old")).await.unwrap();
     plugin.publish(stage.options("old")).await.unwrap();
     let target = stage.options("old").target;
-    assert_eq!(mount::below(stage.kubelet.path()).unwrap(), [target.clone()], "mounted once");
+    assert_eq!(
+        mount::below(stage.kubelet.path()).unwrap(),
+        std::slice::from_ref(&target),
+        "mounted once"
+    );
 
     let (mut sidecar, volume, devices) = stage.attach();
     assert_eq!((devices, volume.generation, volume.last), (1, 1, true));

@@ -1,3 +1,5 @@
+#![allow(clippy::cast_possible_truncation, reason = "the numbers of tests are small")]
+
 use super::*;
 use source::{Credentials, Object};
 use std::ops::Range;

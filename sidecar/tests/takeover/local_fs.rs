@@ -17,6 +17,7 @@ pub(crate) struct LocalFs {
     pub delay: Duration,
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
 fn errno(error: std::io::Error) -> Errno {
     Errno(error.raw_os_error().unwrap_or(libc::EIO))
 }
