@@ -176,9 +176,9 @@ impl Sidecar {
         (Arc::new(sidecar), messages)
     }
 
-    /// Serves until `stop`, then lets requests in flight end.
+    /// Serves until `stop`; [`drain`](Self::drain) comes afterwards.
     pub async fn run(
-        self: Arc<Self>,
+        self: &Arc<Self>,
         mut messages: mpsc::Receiver<Outgoing>,
         mut stop: watch::Receiver<bool>,
     ) {
@@ -193,7 +193,6 @@ impl Sidecar {
                 () = tokio::time::sleep(ATTACH_INTERVAL) => {}
             }
         }
-        self.drain().await;
     }
 
     /// One conversation with the node plugin, until it ends.
@@ -238,7 +237,10 @@ impl Sidecar {
             FromNode::Volume(volume) => {
                 let last = volume.last;
                 let sent = match self.known(&volume) {
-                    Some(said) => said.iter().try_for_each(|message| attachment.send(message)),
+                    Some(said) => {
+                        self.adopt(&volume);
+                        said.iter().try_for_each(|message| attachment.send(message))
+                    }
                     None => {
                         self.start(*volume, descriptors);
                         Ok(())
@@ -364,6 +366,16 @@ impl Sidecar {
         volumes.get(name).map(|served| served.config.clone())
     }
 
+    /// Takes the credentials of a volume that is known: its Secret may have changed while no node plugin was there to
+    /// say so.
+    fn adopt(&self, volume: &Volume) {
+        let now = credentials(volume);
+        let before = self.config(&volume.name).and_then(|known| credentials(&known));
+        if let Some(fresh) = now.filter(|now| before.as_ref() != Some(now)) {
+            self.refresh(&fresh);
+        }
+    }
+
     fn refresh(&self, fresh: &Credentials) {
         let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(served) = volumes.get_mut(&fresh.volume) else { return };
@@ -427,7 +439,7 @@ impl Sidecar {
     }
 
     /// Takes no more requests, lets those that were taken end, and writes back what they left in buffers.
-    async fn drain(&self) {
+    pub async fn drain(&self) {
         let deadline = tokio::time::Instant::now() + DRAIN;
         for served in self.volumes.lock().unwrap_or_else(PoisonError::into_inner).values() {
             served.mounted.iter().for_each(Mounted::close);
@@ -467,12 +479,33 @@ fn recorded(volume: &Volume) -> Option<Exchange> {
     })
 }
 
+/// The credentials in a volume's source.
+fn credentials(volume: &Volume) -> Option<Credentials> {
+    let keys = volume.source.pointer("/s3/credentials")?;
+    let text = |name: &str| keys[name].as_str().map(str::to_owned);
+    Some(Credentials {
+        volume: volume.name.clone(),
+        access_key_id: text("accessKeyId")?,
+        secret_access_key: text("secretAccessKey")?,
+        session_token: text("sessionToken"),
+    })
+}
+
 fn init_message(volume: &str, exchange: &Exchange) -> FromSidecar {
     FromSidecar::Init(Init {
         volume: volume.to_owned(),
         request: STANDARD.encode(&exchange.request),
         reply: STANDARD.encode(&exchange.reply),
     })
+}
+
+/// A runtime whose size does not grow with the machine: one sidecar is among many on a node.
+///
+/// # Errors
+/// The kernel gives no threads.
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let threads = fuse::reader_threads();
+    tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()
 }
 
 /// Runs `lampyris-mount serve` until `stop`.
@@ -502,8 +535,13 @@ pub async fn serve(args: &crate::args::Serve, stop: watch::Receiver<bool>) -> st
             tracing::error!(%error, path = %path.display(), "serve the admin socket");
         }
     });
-    tokio::spawn(ring.run(stop.clone()));
+    let ring = tokio::spawn(ring.run(stop.clone()));
     sidecar.run(messages, stop).await;
+    // What came by the ring is written back with the rest.
+    if let Err(error) = ring.await {
+        tracing::error!(%error, "the ring's server ended badly");
+    }
+    sidecar.drain().await;
     Ok(())
 }
 
@@ -531,3 +569,6 @@ impl prometheus_client::collector::Collector for Figures {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
