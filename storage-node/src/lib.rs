@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 pub mod args;
+mod budget;
 mod convert;
 pub mod engine;
 mod membership;

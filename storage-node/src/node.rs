@@ -19,6 +19,7 @@ use rpc::message::storage::{
 use rpc::serve::{Call, Handler, Reply};
 use rpc::{Code, Error};
 
+use crate::budget::Budget;
 use crate::convert;
 use crate::engine::{self, Engine};
 use crate::metrics::Metrics;
@@ -37,6 +38,7 @@ pub struct Node {
     pub(crate) disks: Vec<Engine>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) metrics: Metrics,
+    answers: Budget,
     targets: RwLock<BTreeMap<TargetId, Arc<Target>>>,
     pub(crate) routing: AtomicU64,
     pub(crate) lease_until_ms: AtomicU64,
@@ -73,6 +75,7 @@ impl Node {
             disks,
             peers,
             metrics: Metrics::default(),
+            answers: Budget::default(),
             targets: RwLock::new(targets),
             routing: AtomicU64::new(0),
             lease_until_ms: AtomicU64::new(0),
@@ -208,9 +211,10 @@ impl Node {
     async fn read(&self, call: &Call) -> Result<Reply, Error> {
         let request: Read = call.decode()?;
         let target = self.target(request.target, request.chain)?;
+        let room = self.answers.room(call.peer, request.length).await?;
         let (done, bytes) = target.read(&request).await?;
         self.metrics.read_bytes.inc_by(bytes.len() as u64);
-        Ok(Reply::with_payload(&done, bytes))
+        Ok(Reply::with_payload(&done, room.hold(bytes)))
     }
 
     async fn update(&self, call: Call) -> Result<Reply, Error> {
