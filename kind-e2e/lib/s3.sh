@@ -68,10 +68,22 @@ s3_request() {
     -H "x-amz-content-sha256: $payload" -K <(printf 'user = "%s"\n' "$S3_USER") "$@" "https://localhost:$S3_PORT/$path"
 }
 
+s3_status() { # s3_status METHOD BUCKET/KEY: the HTTP status
+  s3_request "$2" UNSIGNED-PAYLOAD -X "$1" -o /dev/null -w '%{http_code}' 2>/dev/null || true
+}
+
 s3_bucket() {
   local status
-  status=$(s3_request "$1" UNSIGNED-PAYLOAD -X PUT -o /dev/null -w '%{http_code}' 2>/dev/null || true)
+  status=$(s3_status PUT "$1")
   case $status in 200 | 409) ;; *) die "making bucket $1: HTTP status $status" ;; esac
+}
+
+s3_remove() { # s3_remove KEY... BUCKET
+  local bucket=${*: -1} key status
+  for key in "${@:1:$#-1}" ""; do
+    status=$(s3_status DELETE "$bucket${key:+/$key}")
+    case $status in 204 | 404) ;; *) die "removing $bucket/$key: HTTP status $status" ;; esac
+  done
 }
 
 s3_put() { # s3_put FOLDER PREFIX [BUCKET] | FILE KEY [BUCKET]

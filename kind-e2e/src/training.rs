@@ -92,6 +92,17 @@ fn script(name: &str, args: &[&str]) -> Result<String> {
     run(Command::new(repository().join("kind-e2e").join(name)).args(args))
 }
 
+/// Removes what an earlier run has left of a Dataset and of the pod of the same name.
+///
+/// # Errors
+/// When they cannot be removed.
+pub fn forget(name: &str) -> Result<()> {
+    for kind in ["pod", "dataset"] {
+        kube::kubectl(&["-n", TRAIN, "delete", kind, name, "--ignore-not-found", "--timeout=60s"])?;
+    }
+    Ok(())
+}
+
 /// Succeeds when the condition has this status and reason.
 ///
 /// # Errors
@@ -108,7 +119,8 @@ pub fn has_reason(dataset: &str, status: &str, reason: &str) -> Result<()> {
 /// # Errors
 /// When it has none, with those that it has.
 pub fn event(pod: &str, reason: &str) -> Result<String> {
-    let field = format!("involvedObject.kind=Pod,involvedObject.name={pod}");
+    let uid = kube::get(TRAIN, "pod", pod)?["metadata"]["uid"].as_str().map(str::to_owned);
+    let field = format!("involvedObject.uid={}", uid.context("the pod's uid")?);
     let text =
         kube::kubectl(&["-n", TRAIN, "get", "events", "--field-selector", &field, "-o", "json"])?;
     let list: Value = serde_json::from_str(&text).context("parse events")?;
