@@ -127,9 +127,11 @@ coredns_build() {
   }
 }
 
+need_go() { command -v go >/dev/null || die "Go 1.26 or newer must be on the PATH"; }
+
 cluster_tools() {
   local plugin
-  command -v go >/dev/null || die "Go 1.26 or newer must be on the PATH"
+  need_go
   apt_install "${CLUSTER_PACKAGES[@]}"
   kubernetes
   containerd
@@ -145,6 +147,7 @@ cluster_tools() {
 
 # The real S3 server, the CSI conformance suite and the chart checker.
 test_tools() {
+  need_go
   go_tool versitygw github.com/versity/versitygw $VERSITYGW github.com/versity/versitygw/cmd/versitygw -ldflags "-s -w"
   go_tool csi-sanity github.com/kubernetes-csi/csi-test/v5 $CSI_SANITY github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity -ldflags "-s -w"
   go_tool kubeconform github.com/yannh/kubeconform $KUBECONFORM github.com/yannh/kubeconform/cmd/kubeconform -ldflags "-s -w"
