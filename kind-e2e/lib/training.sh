@@ -12,8 +12,9 @@ Y
 # training_datasets NAME FOLDER: its objects, its Dataset, a Dataset for its copy, and the load between them.
 training_datasets() {
   with_forward s3_put "$2" "$1"
-  # A load runs once: to copy again takes a new one, and a new Job.
-  kubectl -n train delete datasetload "$1" --ignore-not-found --cascade=foreground >/dev/null
+  # A load runs once: to copy again takes a new one. Its Job must be gone first, or its result would be taken for ours.
+  kubectl -n train delete datasetload "$1" --ignore-not-found >/dev/null
+  kubectl -n train delete job "$1-load" --ignore-not-found >/dev/null
   training_dataset "$1" "$S3_BUCKET" s3-keys
   sed "s|@NAME@|$1|g" "$KIND_E2E/manifests/copy.yaml" | kubectl apply -f - >/dev/null
 }
