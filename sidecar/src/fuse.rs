@@ -1,8 +1,8 @@
 //! The FUSE front end: fuser's requests onto a [`FileSystem`], answered by tasks.
 //!
 //! A few threads read one shared descriptor and hand each request to the runtime, so that a slow one
-//! holds nobody up. What a restarted process would not know is not kept: file handles are 0 and lookup
-//! counts are ignored. A request that the kernel sends a second time, because the process that had read
+//! holds nobody up. What a restarted process would not know is not kept: a file handle says only whether
+//! the file was opened for writing, and lookup counts are ignored. A request that the kernel sends a second time, because the process that had read
 //! it died, may have been carried out: operations that would then fail on their own success are
 //! answered from what is there (`resent` below).
 //!
@@ -246,6 +246,11 @@ fn file_attr(attr: &Attr) -> FileAttr {
     }
 }
 
+/// The handle of a file that was opened for writing, or not.
+fn handle(write: bool) -> FileHandle {
+    FileHandle(u64::from(write))
+}
+
 fn fopen_flags(keep_cache: bool) -> FopenFlags {
     if keep_cache { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
 }
@@ -442,7 +447,7 @@ impl<F: FileSystem + ?Sized> Filesystem for Front<F> {
         let (caller, write) = (caller(request), flags.acc_mode() != OpenAccMode::O_RDONLY);
         self.spawn(|files| async move {
             match files.open(caller, ino.0, write).await {
-                Ok(opened) => reply.opened(FileHandle(0), fopen_flags(opened.keep_cache)),
+                Ok(opened) => reply.opened(handle(write), fopen_flags(opened.keep_cache)),
                 Err(error) => reply.error(errno(error)),
             }
         });
@@ -466,7 +471,7 @@ impl<F: FileSystem + ?Sized> Filesystem for Front<F> {
             match files.create(caller, parent.0, &name, mode, exclusive).await {
                 Ok(opened) => {
                     let (attr, flags) = (file_attr(&opened.attr), fopen_flags(opened.keep_cache));
-                    reply.created(&ttl, &attr, Generation(0), FileHandle(0), flags);
+                    reply.created(&ttl, &attr, Generation(0), handle(true), flags);
                 }
                 Err(error) => reply.error(errno(error)),
             }
@@ -514,7 +519,11 @@ impl<F: FileSystem + ?Sized> Filesystem for Front<F> {
         });
     }
 
-    fn flush(&self, _: &Request, ino: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+    fn flush(&self, _: &Request, ino: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        if fh == handle(false) {
+            // A failure is told to who wrote, not to a reader that closes first.
+            return reply.ok();
+        }
         self.spawn(|files| async move { empty(reply, files.flush(ino.0).await) });
     }
 

@@ -13,7 +13,7 @@ fn main() -> anyhow::Result<ExitCode> {
             rpc::telemetry::init();
             serve.check().map_err(anyhow::Error::msg)?;
             // Never dropped: that would end tasks, and so answer requests with EIO that a successor can answer.
-            let runtime = std::mem::ManuallyDrop::new(tokio::runtime::Runtime::new()?);
+            let runtime = std::mem::ManuallyDrop::new(sidecar::run::runtime()?);
             runtime.block_on(async {
                 sidecar::run::serve(&serve, rpc::shutdown::on_signal()?).await
             })?;

@@ -8,10 +8,14 @@
 
 mod connection;
 
+use std::collections::HashMap;
+use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use tokio::net::UnixListener;
 use tokio::sync::watch;
@@ -20,6 +24,8 @@ use crate::vfs::{Attr, Caller, Errno, FileSystem, Kind, ROOT};
 
 /// Connections at once; further ones are closed at once.
 const CONNECTIONS_MAX: usize = 64;
+/// How long connections may take to end when the process does.
+const END_DEADLINE: Duration = Duration::from_secs(3);
 /// Symbolic links followed in one path.
 const LINKS_MAX: u32 = 8;
 
@@ -56,6 +62,35 @@ pub struct RingServer {
     listener: UnixListener,
     mounts: Arc<Mounts>,
     connections: Arc<AtomicUsize>,
+    sockets: Arc<Sockets>,
+}
+
+/// The sockets of all connections, to end them.
+#[derive(Debug, Default)]
+struct Sockets(Mutex<(u64, HashMap<u64, UnixStream>)>);
+
+impl Sockets {
+    fn lock(&self) -> MutexGuard<'_, (u64, HashMap<u64, UnixStream>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, socket: UnixStream) -> u64 {
+        let (last, sockets) = &mut *self.lock();
+        *last += 1;
+        sockets.insert(*last, socket);
+        *last
+    }
+
+    fn remove(&self, id: u64) {
+        self.lock().1.remove(&id);
+    }
+
+    fn hang_up(&self) {
+        for socket in self.lock().1.values() {
+            // It fails when the application was faster.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 impl RingServer {
@@ -71,8 +106,8 @@ impl RingServer {
         let listener = UnixListener::bind(path)?;
         // Every container of the pod may connect; what it may read is checked by its uid.
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
-        let connections = Arc::new(AtomicUsize::new(0));
-        Ok(Self { path: path.to_owned(), listener, mounts, connections })
+        let (connections, sockets) = (Arc::default(), Arc::default());
+        Ok(Self { path: path.to_owned(), listener, mounts, connections, sockets })
     }
 
     /// Connections at the moment.
@@ -81,7 +116,7 @@ impl RingServer {
         Arc::clone(&self.connections)
     }
 
-    /// Accepts connections until `stop`; those that exist end with their applications.
+    /// Accepts connections until `stop`, then ends those that exist: no write is taken afterwards.
     pub async fn run(self, mut stop: watch::Receiver<bool>) {
         loop {
             let accepted = tokio::select! {
@@ -95,9 +130,14 @@ impl RingServer {
         }
         // The next process binds its own.
         let _ = std::fs::remove_file(&self.path);
+        self.sockets.hang_up();
+        let until = tokio::time::Instant::now() + END_DEADLINE;
+        while self.connections.load(Ordering::Relaxed) > 0 && tokio::time::Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
-    fn start(&self, socket: std::os::unix::net::UnixStream) -> std::io::Result<()> {
+    fn start(&self, socket: UnixStream) -> std::io::Result<()> {
         if self.connections.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
             tracing::warn!(limit = CONNECTIONS_MAX, "refuse a ring connection: too many");
             return Ok(());
@@ -105,8 +145,10 @@ impl RingServer {
         socket.set_nonblocking(false)?;
         let (mounts, count) = (Arc::clone(&self.mounts), Arc::clone(&self.connections));
         let runtime = tokio::runtime::Handle::current();
+        let sockets = Arc::clone(&self.sockets);
+        let id = sockets.add(socket.try_clone()?);
         count.fetch_add(1, Ordering::Relaxed);
-        let guard = Counted(count);
+        let guard = Counted { count, sockets, id };
         std::thread::Builder::new()
             .name("ring".into())
             .stack_size(256 << 10)
@@ -121,11 +163,16 @@ impl RingServer {
 }
 
 /// One connection in the count.
-struct Counted(Arc<AtomicUsize>);
+struct Counted {
+    count: Arc<AtomicUsize>,
+    sockets: Arc<Sockets>,
+    id: u64,
+}
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.sockets.remove(self.id);
+        self.count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -1,3 +1,5 @@
+#![allow(clippy::cast_possible_truncation, reason = "the numbers of tests are small")]
+
 use super::*;
 use crate::dataset_fs::{DatasetFs, DatasetOptions, SharedDatasetFs};
 use bytes::Bytes;
@@ -39,7 +41,7 @@ impl Source for Made {
 struct Served {
     directory: tempfile::TempDir,
     connections: Arc<AtomicUsize>,
-    _stop: watch::Sender<bool>,
+    stop: watch::Sender<bool>,
     _runtime: tokio::runtime::Runtime,
 }
 
@@ -62,7 +64,7 @@ impl Served {
             runtime.spawn(server.run(stopped));
             connections
         };
-        Self { directory, connections, _stop: stop, _runtime: runtime }
+        Self { directory, connections, stop, _runtime: runtime }
     }
 
     fn socket(&self) -> PathBuf {
@@ -177,12 +179,12 @@ fn a_silent_or_lying_application_is_hung_up_on_and_others_go_on() {
     use std::io::{Read, Write};
     let served = Served::start();
     let mut honest = served.connect();
-    let mut noise = std::os::unix::net::UnixStream::connect(served.socket()).unwrap();
+    let mut noise = UnixStream::connect(served.socket()).unwrap();
     noise.write_all(&[7; 64]).unwrap();
     let mut rest = Vec::new();
     noise.read_to_end(&mut rest).unwrap();
     assert!(rest.is_empty());
-    let mut greedy = std::os::unix::net::UnixStream::connect(served.socket()).unwrap();
+    let mut greedy = UnixStream::connect(served.socket()).unwrap();
     let hello = Control { flags: VERSION, value: 1 << 30, ..Control::new(ControlKind::Hello) };
     greedy.write_all(&hello.encode()).unwrap();
     greedy.read_to_end(&mut rest).unwrap();
@@ -192,6 +194,17 @@ fn a_silent_or_lying_application_is_hung_up_on_and_others_go_on() {
     let iov = honest.register(4096).unwrap();
     let file = honest.open("/data/dir/file", 0).unwrap().id;
     assert_eq!(result_of(&mut honest, Op::Read, transfer(file, iov.id, 4096)), 4096);
+}
+
+#[test]
+fn an_application_is_hung_up_on_when_the_sidecar_ends() {
+    let served = Served::start();
+    let mut ring = served.connect();
+    let file = ring.open("/data/dir/file", 0).unwrap();
+    served.stop.send_replace(true);
+    served.wait_connections(0);
+    assert!(matches!(ring.wait(WAIT), Err(RingError::HungUp)));
+    ring.close(file.id).unwrap_err();
 }
 
 #[test]
@@ -209,7 +222,7 @@ fn rights_follow_owner_group_and_others() {
         changed_ns: 0,
         block_size: 4096,
     };
-    let may = |uid, gid, want| super::may(Caller { uid, gid }, &attr, want);
+    let may = |uid, gid, want| may(Caller { uid, gid }, &attr, want);
     assert!(may(10, 0, 6) && may(0, 0, 7));
     assert!(may(11, 20, 4) && !may(11, 20, 2));
     assert!(!may(11, 21, 4));

@@ -15,7 +15,7 @@ mod stage;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -80,6 +80,9 @@ fn files_of_the_store_behave_through_the_kernel_and_through_the_ring() {
     // The same file by the ring, under the path that the pod knows, and from another client.
     assert!(read_by_ring(&stage.ring(), "/mnt/store/runs/b") == bytes);
     assert!(read_by_c(&stage, "/mnt/store/runs/b") == bytes);
+    if let Some(read) = read_by_python(&stage, "/mnt/store/runs/b") {
+        assert!(read == bytes);
+    }
     assert!(read_by_other_client(&stage, &cluster, "/sets/x/runs/b") == bytes);
 
     // A cut and a hole.
@@ -112,6 +115,9 @@ fn a_dataset_on_s3_is_read_and_never_written() {
     assert!(fs::read(root.join("part/one")).unwrap() == bytes);
     assert!(read_by_ring(&stage.ring(), "/mnt/data/part/one") == bytes);
     assert!(read_by_c(&stage, "/mnt/data/part/one") == bytes);
+    if let Some(read) = read_by_python(&stage, "/mnt/data/part/one") {
+        assert!(read == bytes);
+    }
     let refused = File::create(root.join("part/two")).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
 }
@@ -145,6 +151,8 @@ fn what_was_written_outlives_a_sigterm_and_a_loss_by_a_kill_is_told_at_fsync() {
     assert_eq!(application.ask("lost"), "did it");
     stage.kill_sidecar();
     stage.start_sidecar();
+    // Whoever only reads is not the one to tell.
+    drop(File::open(stage.mounted("store").join("held")).unwrap());
     let told = application.ask("fsync");
     assert!(told.contains("os error 5"), "{told}");
     assert_eq!(application.ask("fsync"), "did it", "a loss is told once");
@@ -194,6 +202,24 @@ fn read_by_c(stage: &Stage, path: &str) -> Vec<u8> {
     let ran = Command::new(&program).arg(stage.ring()).arg(path).output().unwrap();
     assert!(ran.status.success(), "{:?} {}", ran.status, String::from_utf8_lossy(&ran.stderr));
     ran.stdout
+}
+
+/// By the Python package, where it is installed: in `LAMPYRIS_PYTHON`, or in the cache.
+fn read_by_python(stage: &Stage, path: &str) -> Option<Vec<u8>> {
+    let given = std::env::var_os("LAMPYRIS_PYTHON").map(PathBuf::from);
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let python = given.or_else(|| Some(home?.join(".cache/lampyris/py/bin/python")))?;
+    let installed = Command::new(&python).args(["-c", "import lampyris.ring"]).output();
+    if !installed.is_ok_and(|import| import.status.success()) {
+        eprintln!("not read from Python: {} has no lampyris", python.display());
+        return None;
+    }
+    let program = "import sys\nfrom lampyris import ring\n\
+                   sys.stdout.buffer.write(ring.read(sys.argv[2], socket=sys.argv[1]))";
+    let mut read = Command::new(&python);
+    let ran = read.args(["-c", program]).arg(stage.ring()).arg(path).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    Some(ran.stdout)
 }
 
 fn read_by_other_client(stage: &Stage, cluster: &cluster::Cluster, path: &str) -> Vec<u8> {
