@@ -13,10 +13,10 @@
 //! | label | i32 | w mod 1000; null where w >> 32 mod 16 is 0 |
 //! | score | f64 | (w >> 11) / 2^53 |
 //! | price | f32 | (w mod 100000) / 100, rounded to f32 |
-//! | taken | timestamp[us] | 1 600 000 000 000 000 + r * 250 000 + w mod 1000; null where w >> 32 mod 64 is 0 |
+//! | taken | `timestamp[us]` | 1 600 000 000 000 000 + r * 250 000 + w mod 1000; null where w >> 32 mod 64 is 0 |
 //! | city | utf8 | one of [`CITIES`] by w mod 8, then `-` and w >> 32 mod 100; null where w >> 40 mod 10 is 0 |
 //! | flag | bool | w mod 50 is 0 |
-//! | image | list[3072]<u8> | bytes of word(7, r * 384 + i) for i below 384, little-endian |
+//! | image | `list[3072]<u8>` | bytes of word(7, r * 384 + i) for i below 384, little-endian |
 
 use std::path::Path;
 use std::sync::Arc;
