@@ -4,7 +4,7 @@
 //! seam to the store, [`schema`] (with `SCHEMA.md`) every key and value, [`op`] the namespace as
 //! functions of a transaction (rules M1–M8), [`service`] runs them once each, [`manager`] decides
 //! about chains (rules T1, T2) by the `chain` crate's table, [`collect`] removes what was removed,
-//! [`fsck`] checks the shape. Begin at [`op`] or [`manager`]; [`serve`] ties them together.
+//! [`mod@fsck`] checks the shape. Begin at [`op`] or [`manager`]; [`serve`] ties them together.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]

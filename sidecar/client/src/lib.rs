@@ -2,7 +2,7 @@
 //!
 //! Owns: the routing cache, retries (by the class that each error code has, nothing else), update ids, the write buffer,
 //! readahead. Never does: permissions (the kernel and the metadata service do), mounts, anything with a thread of its own.
-//! Begin with [`Client`], then [`file`] (inodes and bytes), [`path`] (the same by path, for loaders and tests).
+//! Begin with [`Client`], then [`mod@file`] (inodes and bytes), [`path`] (the same by path, for loaders and tests).
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -106,7 +106,7 @@ impl Chain {
     }
 
     /// A chain that nobody has served yet: every member holds the same nothing, so that each of
-    /// them counts as complete, and the first to report brings the chain up ([`next`]).
+    /// them counts as complete, and the first to report brings the chain up ([`mod@next`]).
     #[must_use]
     pub fn newborn(id: ChainId, targets: &[TargetId]) -> Self {
         let complete = |id: &TargetId| ChainTarget { id: *id, state: PublicState::LastServing };
