@@ -5,7 +5,14 @@
 //! that has a file open while the sidecar is replaced is a process of its own: this test binary, started again. The test
 //! itself must not have one: a child has it too until it executes its program, closing it there asks the sidecar, and
 //! while that one is dead no other could be started.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+#![allow(clippy::cast_possible_truncation, reason = "bytes are made of the low bits")]
+#![allow(clippy::print_stdout, reason = "what the processes say is shown with a failure")]
 
 #[path = "../../../scan-agent/tests/cluster/mod.rs"]
 mod cluster;
@@ -14,7 +21,7 @@ mod s3_server;
 mod stage;
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, Read, Write};
+use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -228,11 +235,4 @@ fn read_by_other_client(stage: &Stage, cluster: &cluster::Cluster, path: &str) -
         let file = client.open_path(path).await.unwrap();
         client.read_at(file.inode, 0, file.length).await.unwrap().to_vec()
     })
-}
-
-/// All bytes that come until the end.
-fn read_to_end(mut from: impl Read) -> String {
-    let mut text = String::new();
-    from.read_to_string(&mut text).unwrap();
-    text
 }

@@ -152,7 +152,9 @@ impl Stage {
     pub(crate) fn admin(&self, path: &str) -> String {
         let mut socket = UnixStream::connect(self.private().join("mount-admin.sock")).unwrap();
         write!(socket, "GET {path} HTTP/1.1\r\nHost: s\r\nConnection: close\r\n\r\n").unwrap();
-        super::read_to_end(socket)
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        answer
     }
 }
 
