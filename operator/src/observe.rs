@@ -155,7 +155,9 @@ pub async fn job(client: &Client, namespace: &str, name: &str) -> Result<JobStat
     let Some(job) = get(client, "Job", namespace, name).await? else {
         return Ok(JobState::default());
     };
-    let selector = format!("batch.kubernetes.io/job-name={name}");
+    // By uid: pods of an earlier Job of this name may still be there, and speak of something else.
+    let uid = job["metadata"]["uid"].as_str().unwrap_or_default();
+    let selector = format!("batch.kubernetes.io/controller-uid={uid}");
     let mut ended: Vec<(String, String)> = Vec::new();
     let mut address = None;
     for pod in list(client, "Pod", namespace, &selector).await? {

@@ -58,6 +58,8 @@ pub fn plan(view: &LoadView, env: &Env) -> Plan {
     let mut status =
         DatasetLoadStatus { observed_generation: load.metadata.generation, ..old.clone() };
     match (&view.job, endpoints(view)) {
+        // An earlier load of this name left it; the garbage collector is about to take it away.
+        (Some(found), _) if !is_owned(found, load) => plan.requeue(POLL_S),
         (Some(found), _) => follow(&mut plan, &mut status, view, found, env),
         (None, Ok((from, to))) => {
             plan.actions.push(Action::Create(manifest(load, &from, to, env)));
@@ -82,6 +84,12 @@ pub fn plan(view: &LoadView, env: &Env) -> Plan {
         plan.actions.push(Action::Status(id, json!(status)));
     }
     plan
+}
+
+fn is_owned(job: &Value, load: &DatasetLoad) -> bool {
+    let owners = job["metadata"]["ownerReferences"].as_array();
+    let uid = load.uid().unwrap_or_default();
+    owners.into_iter().flatten().any(|owner| owner["uid"] == uid.as_str())
 }
 
 enum Obstacle {
