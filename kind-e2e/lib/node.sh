@@ -175,36 +175,46 @@ start_node() { # start_node NUMBER: kubelet and kube-proxy, once containerd answ
 
 # Every process of a node: daemons and shims by the mount namespace that they live in, containers by cgroup.
 node_processes() {
-  local namespace dir
+  local process namespace dir
   if node_lives "$1"; then
-    namespace=$(readlink "/proc/$(node_pid "$1")/ns/mnt" | sed 's/[][]/\\&/g') # a pattern, so brackets are quoted
-    find /proc -maxdepth 3 -path '/proc/[0-9]*/ns/mnt' -lname "$namespace" 2>/dev/null | cut -d/ -f3
+    namespace=/proc/$(node_pid "$1")/ns/mnt
+    for process in /proc/[0-9]*; do
+      [ ! "$process/ns/mnt" -ef "$namespace" ] || echo "${process#/proc/}"
+    done
   fi
   for dir in $(node_cgroups "$1"); do
     find "$dir" -name cgroup.procs -exec cat {} + 2>/dev/null || true
-  done | sort -u
+  done
 }
 
-kill_node() { # as if its power went
-  local round pids
-  for round in 1 2 3 4 5; do
-    pids=$(node_processes "$1" | sort -u)
-    [ -n "$pids" ] || break
+# Ends every process of a node but those named. The one that holds the namespaces is best named: without it the
+# others cannot be found any more.
+end_processes() { # end_processes NUMBER KEEP...
+  local i=$1 round pids
+  shift
+  for round in $(seq 50); do
+    pids=$(node_processes "$i" | sort -u | grep -vxF -e "${1:-none}" -e "${2:-none}" || true)
+    [ -n "$pids" ] || return 0
     # shellcheck disable=SC2086
     kill -9 $pids 2>/dev/null || true
     sleep 0.1
   done
+  note "processes of node-$i do not end: $(echo $pids)"
+}
+
+kill_node() { # as if its power went
+  local holder=none
+  if node_lives "$1"; then holder=$(node_pid "$1"); fi
+  end_processes "$1" "$holder"
+  [ "$holder" = none ] || kill -9 "$holder" 2>/dev/null || true
   rm -f "$STATE/node-$1/pid"
 }
 
 # Ends a node but keeps its images: what containerd remembers of pods goes while it can still be asked.
 retire_node() {
-  local i=$1 containerd pid
+  local i=$1
   if node_lives "$i"; then
-    containerd=$(cat "$STATE/node-$i/containerd.pid")
-    for pid in $(node_processes "$i"); do
-      [ "$pid" = "$containerd" ] || [ "$pid" = "$(node_pid "$i")" ] || kill -9 "$pid" 2>/dev/null || true
-    done
+    end_processes "$i" "$(node_pid "$i")" "$(cat "$STATE/node-$i/containerd.pid")"
     in_node "$i" bash -c '
       timeout 20 ctr -n k8s.io containers ls -q | xargs -r timeout 20 ctr -n k8s.io containers rm
       timeout 20 ctr -n k8s.io sandboxes ls | awk "NR > 1 { print \$1 }" | xargs -r timeout 20 ctr -n k8s.io sandboxes rm
