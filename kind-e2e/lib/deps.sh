@@ -3,7 +3,7 @@
 # file can disagree with it. Sourced after common.sh.
 
 KUBERNETES=v1.36.3 ETCD=v3.6.16 CONTAINERD=v2.2.9 HELM=v4.2.4 CRICTL=v1.34.0 CNI=v1.9.1 COREDNS=v1.15.0
-VERSITYGW=v1.8.0 CSI_SANITY=v5.6.0 KUBECONFORM=v0.8.0 CRANE=v0.22.1
+VERSITYGW=v1.8.0 CSI_SANITY=v5.6.0 CRANE=v0.22.1
 
 CLUSTER_PACKAGES=(runc iptables conntrack iproute2 jq openssl socat curl ca-certificates util-linux gcc libc6-dev)
 BUILD_PACKAGES=(gcc g++ libc6-dev libclang-dev clang cmake pkg-config git jq librocksdb-dev)
@@ -145,12 +145,11 @@ cluster_tools() {
   coredns
 }
 
-# The real S3 server, the CSI conformance suite and the chart checker.
+# The real S3 server and the CSI conformance suite.
 test_tools() {
   need_go
   go_tool versitygw github.com/versity/versitygw $VERSITYGW github.com/versity/versitygw/cmd/versitygw -ldflags "-s -w"
   go_tool csi-sanity github.com/kubernetes-csi/csi-test/v5 $CSI_SANITY github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity -ldflags "-s -w"
-  go_tool kubeconform github.com/yannh/kubeconform $KUBECONFORM github.com/yannh/kubeconform/cmd/kubeconform -ldflags "-s -w"
 }
 
 crane_tool() {

@@ -56,6 +56,24 @@ pub fn uninstall(release: &str, namespace: &str) -> Result<String> {
     run(&mut helm)
 }
 
+/// Checks a chart of `helm/` with `helm lint`; a warning counts as an error.
+///
+/// # Errors
+/// When helm finds fault with it; the message holds what it said.
+pub fn lint(chart: &str) -> Result<String> {
+    run(tool("helm").args(["lint", "--strict"]).arg(repository().join("helm").join(chart)))
+}
+
+/// What a chart of `helm/` renders with its own values.
+///
+/// # Errors
+/// When helm fails; the message holds what it said.
+pub fn render(release: &str, chart: &str, namespace: &str) -> Result<String> {
+    let mut helm = tool("helm");
+    helm.args(["template", release]).arg(repository().join("helm").join(chart));
+    run(helm.args(["--namespace", namespace]))
+}
+
 /// The manifests of a release, as helm applied them, each with its namespace.
 ///
 /// # Errors

@@ -43,6 +43,21 @@ pub fn refused(manifest: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
+/// Asks the API server whether it would take manifests, and holds them to its schemas: a field that
+/// no schema knows is an error.
+///
+/// # Errors
+/// When it refuses one of them; the message holds its words.
+pub fn accepted(namespace: &str, manifests: &str) -> Result<()> {
+    let mut kubectl = program();
+    kubectl.args(["-n", namespace, "apply", "--dry-run=server", "--validate=strict", "-f", "-"]);
+    let output = output(&mut kubectl, manifests)?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
 /// One object.
 ///
 /// # Errors

@@ -15,7 +15,7 @@ pub const STORAGE: &str = "storage";
 pub const CLUSTER: &str = "train";
 /// Part of the operator's user name in the audit log.
 pub const OPERATOR: &str = "system:serviceaccount:lampyris-system:";
-/// A cluster of three nodes is Ready within this (operators.md, scenario 1).
+/// A cluster of three nodes is Ready within this.
 pub const READY_WITHIN: Duration = Duration::from_secs(180);
 
 /// What the installation took.

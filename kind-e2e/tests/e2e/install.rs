@@ -1,4 +1,4 @@
-//! Installing with helm: scenario 1, and scenario 3 as far as the operator's own writes go.
+//! Installing with helm, and that the operator writes nothing once it is done.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

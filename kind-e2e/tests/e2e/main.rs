@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod charts;
 mod dataset;
 mod install;
 mod manifests;

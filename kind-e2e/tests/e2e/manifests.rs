@@ -1,4 +1,4 @@
-//! Bad manifests: the real API server refuses each in our own words (scenario 2).
+//! Bad manifests: the real API server refuses each in our own words.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! Labelled pods with a Dataset of the store: what injection leaves alone, what init containers see, Jobs
-//! (scenarios 7 and 8), sidecars that die (scenario 9), an operator that is away.
+//! Labelled pods with a Dataset of the store: what injection leaves alone, what init containers see, Jobs,
+//! sidecars that die, an operator that is away.
 
 use std::time::Duration;
 

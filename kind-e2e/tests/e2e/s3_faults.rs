@@ -1,5 +1,5 @@
 //! What goes wrong with a dataset on S3 is told in one word, on the Dataset and on the pod, within thirty seconds,
-//! and heals without a restart of the pod (scenario 13).
+//! and heals without a restart of the pod.
 
 use std::time::Duration;
 

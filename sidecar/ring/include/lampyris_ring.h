@@ -1,6 +1,6 @@
 /* The native ring of Lampyris: reads and writes of mounted files through memory shared with the pod's sidecar.
  *
- * Link with liblampyris_ring.so or the static library. One thread uses one ring. Functions that return a number return a
+ * Link with liblampyris_ring.so. One thread uses one ring. Functions that return a number return a
  * negative errno on failure. The ABI under it is described in sidecar/ring/src/layout.rs. */
 #ifndef LAMPYRIS_RING_H
 #define LAMPYRIS_RING_H
