@@ -165,7 +165,7 @@ impl Engine {
     /// [`Error::Corrupt`] if its record does not verify.
     pub fn meta(&self, target: TargetId, chunk: ChunkId) -> Result<ChunkInfo, Error> {
         self.inner.check_alive()?;
-        store::chunk(&self.inner.db, Place { target, chunk }).map(info)
+        store::chunk(&self.inner.db.snapshot(), Place { target, chunk }).map(info)
     }
 
     /// Up to `limit` chunks behind `from` in order, removals and pending ones included.

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use chain::id::{ChunkId, TargetId};
+use rocksdb::Snapshot;
 
 use super::buf::AlignedBuf;
 use super::checksum::{self, PAGE_SIZE};
@@ -28,7 +29,8 @@ impl Inner {
         let place = Place { target, chunk };
         // From here until the bytes are in memory no block is reused.
         let _reader = self.allocator.enter();
-        let records = store::chunk(&self.db, place)?;
+        let view = self.db.snapshot();
+        let records = store::chunk(&view, place)?;
         let pending = records.pending.as_ref().map(|p| p.state.version);
         let (record, pending) = match which {
             Which::Committed => (records.committed, pending),
@@ -36,7 +38,7 @@ impl Inner {
         };
         let record = record.filter(|r| !r.state.removed).ok_or(Error::NotFound(place))?;
         let end = offset.saturating_add(length).min(record.state.length);
-        let bytes = self.read_bytes(place, &record, offset.min(end)..end).await?;
+        let bytes = self.read_bytes(&view, place, &record, offset.min(end)..end).await?;
         self.check_alive()?;
         self.counters.reads.fetch_add(1, Ordering::Relaxed);
         self.counters.read_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -45,6 +47,7 @@ impl Inner {
 
     async fn read_bytes(
         &self,
+        view: &Snapshot<'_>,
         place: Place,
         record: &ChunkRecord,
         range: Range<u64>,
@@ -61,10 +64,10 @@ impl Inner {
             && (piece.page, piece.end()) == (wanted.start, wanted.end)
         {
             // No copy on the way of most reads.
-            return Ok(self.read_piece(place, piece).await?.freeze().slice(start..end));
+            return Ok(self.read_piece(view, place, piece).await?.freeze().slice(start..end));
         }
         let mut whole = AlignedBuf::zeroed(wanted.len());
-        self.copy_pieces(place, &pieces, wanted.start, &mut whole).await?;
+        self.copy_pieces(view, place, &pieces, wanted.start, &mut whole).await?;
         Ok(whole.freeze().slice(start..end))
     }
 
@@ -72,6 +75,7 @@ impl Inner {
     /// Pages that were never written stay as they are.
     pub(super) async fn copy_pages(
         &self,
+        view: &Snapshot<'_>,
         place: Place,
         record: &ChunkRecord,
         range: Range<u32>,
@@ -79,17 +83,18 @@ impl Inner {
         buf: &mut AlignedBuf,
     ) -> Result<(), Error> {
         let pieces = overlap(&record.fragments, range);
-        self.copy_pieces(place, &pieces, from, buf).await
+        self.copy_pieces(view, place, &pieces, from, buf).await
     }
 
     async fn copy_pieces(
         &self,
+        view: &Snapshot<'_>,
         place: Place,
         pieces: &[Fragment],
         from: u32,
         buf: &mut AlignedBuf,
     ) -> Result<(), Error> {
-        let reads = pieces.iter().map(|piece| self.read_piece(place, piece));
+        let reads = pieces.iter().map(|piece| self.read_piece(view, place, piece));
         for (piece, bytes) in pieces.iter().zip(join_all(reads).await) {
             let at = (piece.page - from) as usize * PAGE_SIZE;
             let bytes = bytes?;
@@ -100,8 +105,13 @@ impl Inner {
         Ok(())
     }
 
-    async fn read_piece(&self, place: Place, piece: &Fragment) -> Result<AlignedBuf, Error> {
-        let block = store::block(&self.db, place, piece.block)?;
+    async fn read_piece(
+        &self,
+        view: &Snapshot<'_>,
+        place: Place,
+        piece: &Fragment,
+    ) -> Result<AlignedBuf, Error> {
+        let block = store::block(view, place, piece.block)?;
         let buf = AlignedBuf::zeroed(piece.pages as usize);
         let offset = piece.block.offset() + u64::from(piece.page - piece.base) * PAGE;
         let read = self.io.read(&self.blocks, offset, buf).await;

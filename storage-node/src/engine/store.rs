@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use chain::id::{ChunkId, TargetId};
-use rocksdb::{BlockBasedOptions, Cache, DB, DBCompressionType, DBRecoveryMode, LogLevel, Options};
+use rocksdb::{
+    BlockBasedOptions, Cache, DB, DBCompressionType, DBRecoveryMode, LogLevel, Options, Snapshot,
+};
 
 use super::alloc::Block;
 use super::record::{self, BlockRecord, ChunkRecord};
@@ -54,10 +56,10 @@ pub(super) fn open(path: &Path, may_create: bool) -> Result<DB, rocksdb::Error> 
     DB::open(&options(may_create), path)
 }
 
-/// Both records of a chunk, as of one moment.
-pub(super) fn chunk(db: &DB, place: Place) -> Result<Records, Error> {
+/// Both records of a chunk, as of the moment of `view`.
+pub(super) fn chunk(view: &Snapshot<'_>, place: Place) -> Result<Records, Error> {
     let keys = [record::committed_key(place), record::pending_key(place)];
-    let mut values = db.multi_get(&keys).into_iter().zip(&keys).map(|(value, key)| {
+    let mut values = view.multi_get(&keys).into_iter().zip(&keys).map(|(value, key)| {
         let value = value.map_err(|e| corrupt(place, e.as_ref()))?;
         value.map(|v| ChunkRecord::decode(key, &v).map_err(|e| corrupt(place, e))).transpose()
     });
@@ -65,10 +67,11 @@ pub(super) fn chunk(db: &DB, place: Place) -> Result<Records, Error> {
     Ok(Records { committed, pending: values.next().transpose()?.flatten() })
 }
 
-/// The record of a block that a chunk's record names.
-pub(super) fn block(db: &DB, place: Place, block: Block) -> Result<BlockRecord, Error> {
+/// The record of a block that a chunk's record names. Without the chunk's lock both must come from
+/// one view: a commit in between takes the old blocks' records away.
+pub(super) fn block(view: &Snapshot<'_>, place: Place, block: Block) -> Result<BlockRecord, Error> {
     let key = record::block_key(block);
-    let value = db.get_pinned(&key).map_err(|e| corrupt(place, e.as_ref()))?;
+    let value = view.get_pinned(&key).map_err(|e| corrupt(place, e.as_ref()))?;
     let value = value.ok_or_else(|| corrupt(place, "block record is missing"))?;
     let record = BlockRecord::decode(&key, &value).map_err(|e| corrupt(place, e))?;
     if record.place == place {

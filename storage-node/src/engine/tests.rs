@@ -381,7 +381,7 @@ on_both_io_modes! {
         let writer = {
             let engine = engine.clone();
             tokio::spawn(async move {
-                for raw in 2..60_u8 {
+                for raw in 2..250_u8 {
                     update(&engine, chunk(0), raw.into(), write(0, vec![raw; 200_000])).await;
                 }
             })

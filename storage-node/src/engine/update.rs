@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use chain::id::{ChainVersion, ChunkId, TargetId, UpdateVersion};
+use rocksdb::Snapshot;
 
 use super::alloc::{AllocError, Allocation, Block};
 use super::buf::AlignedBuf;
@@ -29,7 +30,8 @@ impl Inner {
         self.check_alive()?;
         let place = Place { target, chunk: stage.chunk };
         let _lock = self.lock(place).await;
-        let Records { committed, pending } = store::chunk(&self.db, place)?;
+        let view = self.db.snapshot();
+        let Records { committed, pending } = store::chunk(&view, place)?;
         if let Some(known) = pending.as_ref().filter(|p| is_same(&p.state, &stage)) {
             return self.restage(place, known, stage.chain_version).await;
         }
@@ -37,11 +39,11 @@ impl Inner {
         plan::check(place, &stage, states[0], states[1])?;
         let Plan { length, mut kept, rewrite, copies } =
             plan::plan(place, &stage.op, committed.as_ref())?;
-        self.refresh_crcs(place, committed.as_ref(), &mut kept)?;
+        Self::refresh_crcs(&view, place, committed.as_ref(), &mut kept)?;
         let mut buf = AlignedBuf::zeroed(rewrite.len());
         if let Some(old) = &committed {
             for range in copies {
-                self.copy_pages(place, old, range, rewrite.start, &mut buf).await?;
+                self.copy_pages(&view, place, old, range, rewrite.start, &mut buf).await?;
             }
         }
         fill(&stage.op, rewrite.start, length, &mut buf);
@@ -99,7 +101,7 @@ impl Inner {
         self.check_alive()?;
         let place = Place { target, chunk };
         let _lock = self.lock(place).await;
-        let Records { committed, pending } = store::chunk(&self.db, place)?;
+        let Records { committed, pending } = store::chunk(&self.db.snapshot(), place)?;
         let Some(mut next) = pending.filter(|p| p.state.version == version) else {
             let done = committed.filter(|c| c.state.version == version);
             return done.map(|c| c.state).ok_or(Error::NotPending { place, asked: version });
@@ -129,7 +131,7 @@ impl Inner {
         self.check_alive()?;
         let place = Place { target, chunk };
         let _lock = self.lock(place).await;
-        let Records { committed, pending } = store::chunk(&self.db, place)?;
+        let Records { committed, pending } = store::chunk(&self.db.snapshot(), place)?;
         let Some(pending) = pending else { return Ok(()) };
         if pending.state.version != version {
             return Err(Error::NotPending { place, asked: version });
@@ -149,7 +151,7 @@ impl Inner {
         self.check_alive()?;
         let place = Place { target, chunk };
         let _lock = self.lock(place).await;
-        let Records { committed, pending } = store::chunk(&self.db, place)?;
+        let Records { committed, pending } = store::chunk(&self.db.snapshot(), place)?;
         if let Some(pending) = pending {
             return Err(Error::OtherPending { place, pending: pending.state.version });
         }
@@ -194,14 +196,14 @@ impl Inner {
 
     /// The CRC of a fragment that was cut follows from its pages' checksums.
     fn refresh_crcs(
-        &self,
+        view: &Snapshot<'_>,
         place: Place,
         old: Option<&ChunkRecord>,
         kept: &mut [Fragment],
     ) -> Result<(), Error> {
         let before = old.map_or(&[][..], |o| &o.fragments);
         for fragment in kept.iter_mut().filter(|f| !before.contains(f)) {
-            let block = store::block(&self.db, place, fragment.block)?;
+            let block = store::block(view, place, fragment.block)?;
             let skip = (fragment.page - fragment.base) as usize;
             let stored = block.checksums.iter().skip(skip).take(fragment.pages as usize);
             let plain = (fragment.page..).zip(stored).map(|(page, stored)| {

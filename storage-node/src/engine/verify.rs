@@ -122,7 +122,7 @@ fn verify_chunk(
     }
     for piece in &record.fragments {
         named.insert(piece.block);
-        let block = match store::block(db, place, piece.block) {
+        let block = match store::block(&db.snapshot(), place, piece.block) {
             Ok(block) => block,
             Err(e) => {
                 report.add(Some(place), e.to_string());

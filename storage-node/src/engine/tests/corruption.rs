@@ -92,7 +92,7 @@ async fn an_update_on_a_corrupt_base_is_refused_and_a_replacement_is_not() {
     let disk = filled().await;
     let engine = disk.open();
     let base = Place { target: TARGET, chunk: chunk(1) };
-    let records = store::chunk(&engine.inner.db, base).unwrap();
+    let records = store::chunk(&engine.inner.db.snapshot(), base).unwrap();
     let first = records.committed.unwrap().fragments[0];
     blocks_file(&disk).write_all_at(&[0xff; 64], first.block.offset() + 5000).unwrap();
     let partial = engine.stage(TARGET, stage(chunk(1), 3, write(1, "x"))).await;
@@ -142,7 +142,7 @@ async fn the_same_bytes_in_a_block_of_an_older_version_are_found() {
 
 fn blocks_of_open(engine: &Engine) -> Vec<alloc::Block> {
     let place = Place { target: TARGET, chunk: chunk(0) };
-    let records = store::chunk(&engine.inner.db, place).unwrap();
+    let records = store::chunk(&engine.inner.db.snapshot(), place).unwrap();
     records.committed.unwrap().fragments.iter().map(|f| f.block).collect()
 }
 
