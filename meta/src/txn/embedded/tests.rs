@@ -24,15 +24,27 @@ async fn random_interleavings_equal_the_model() {
     assert!(store.is_quiet(), "the history outlives its readers");
 }
 
+/// The directory as a crash at this moment would leave it. RocksDB removes files that it no longer
+/// needs behind the caller's back: a copy during which names went or came shows no one moment, so it
+/// is made again.
 fn copy(from: &Path) -> tempfile::TempDir {
-    let to = tempfile::tempdir().unwrap();
-    for file in std::fs::read_dir(from).unwrap() {
-        let file = file.unwrap();
-        if file.file_name() != "LOCK" {
-            std::fs::copy(file.path(), to.path().join(file.file_name())).unwrap();
+    for _ in 0..100 {
+        let (to, before) = (tempfile::tempdir().unwrap(), names(from));
+        let copied = before
+            .iter()
+            .try_for_each(|name| std::fs::copy(from.join(name), to.path().join(name)).map(drop));
+        match copied {
+            Ok(()) if before == names(from) => return to,
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{error}"),
+            _ => {}
         }
     }
-    to
+    panic!("{} does not keep still", from.display());
+}
+
+fn names(dir: &Path) -> std::collections::BTreeSet<std::ffi::OsString> {
+    let files = std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().file_name());
+    files.filter(|name| name != "LOCK").collect()
 }
 
 async fn contents(store: &Embedded) -> Vec<(Bytes, Bytes)> {

@@ -1,7 +1,7 @@
 //! Random sequences against a model that is a few lines long.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
@@ -141,7 +141,7 @@ impl World {
 
     fn kill(&mut self) {
         let next = Disk::new(self.disk.options.io);
-        copy(self.disk.dir.path(), next.dir.path());
+        image(self.disk.dir.path(), next.dir.path());
         self.engine = None;
         self.disk = next;
         self.engine = Some(self.disk.open());
@@ -207,17 +207,48 @@ impl World {
     }
 }
 
-fn copy(from: &Path, to: &Path) {
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let to = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            std::fs::create_dir(&to).unwrap();
-            copy(&entry.path(), &to);
-        } else {
-            std::fs::copy(entry.path(), to).unwrap();
+/// The directory as a kill at this moment would leave it. RocksDB removes files that it no longer
+/// needs behind the caller's back: a copy during which names went or came shows no one moment, so it
+/// is made again.
+fn image(from: &Path, to: &Path) {
+    for _ in 0..100 {
+        let before = names(from);
+        match copy(from, to) {
+            Ok(()) if before == names(from) => return,
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{error}"),
+            _ => {
+                std::fs::remove_dir_all(to).unwrap();
+                std::fs::create_dir(to).unwrap();
+            }
         }
     }
+    panic!("{} does not keep still", from.display());
+}
+
+fn names(dir: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(names(&path));
+        }
+        found.insert(path);
+    }
+    found
+}
+
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            std::fs::create_dir(&to)?;
+            copy(&entry.path(), &to)?;
+        } else {
+            std::fs::copy(entry.path(), to)?;
+        }
+    }
+    Ok(())
 }
 
 fn run(io: IoMode, steps: &[Step]) {
