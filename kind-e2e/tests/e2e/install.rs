@@ -50,8 +50,14 @@ fn installing_raises_no_warning() -> Result<()> {
     // The scheduler and kubelet warn of what heals by itself while images, claims and Secrets appear.
     // A node that an earlier run cut off is remembered for an hour. The API server's own repair of addresses warns of
     // a Service that reached its cache before the address did.
-    let passing =
-        ["FailedScheduling", "FailedMount", "Unhealthy", "BackOff", "NodeNotReady", "ClusterIPNotAllocated"];
+    let passing = [
+        "FailedScheduling",
+        "FailedMount",
+        "Unhealthy",
+        "BackOff",
+        "NodeNotReady",
+        "ClusterIPNotAllocated",
+    ];
     warnings.retain(|w| !passing.iter().any(|p| w.contains(p)));
     ensure!(warnings.is_empty(), "{warnings:#?}");
     Ok(())
