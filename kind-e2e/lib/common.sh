@@ -41,6 +41,9 @@ wait_for() {
   done
 }
 
+# The comment at the head of the script that runs.
+usage() { awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' "$0"; }
+
 workspace_version() {
   sed -n '/^\[workspace.package\]/,/^\[/s/^version = "\(.*\)"/\1/p' "$REPO/Cargo.toml"
 }

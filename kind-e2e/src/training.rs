@@ -61,7 +61,7 @@ fn prepare() -> Result<Vec<DataSet>> {
     site::site()?;
     training(&["up"])?;
     let mut sets = Vec::new();
-    for name in ["flights", "flights-ours", "made", "made-ours"] {
+    for name in ["flights", "flights-ours", "made", "made-big", "made-big-ours"] {
         let folder = script("data", &[name])?.trim().to_owned();
         let text = std::fs::read_to_string(format!("{folder}/digests.json"))
             .with_context(|| format!("read the digests of {name}"))?;
