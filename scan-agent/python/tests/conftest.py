@@ -17,8 +17,8 @@ BYTES = "16777216"
 def agent_binary() -> str:
     """LAMPYRIS_SCAN_AGENT, or where the project's builds put it."""
     given = os.environ.get("LAMPYRIS_SCAN_AGENT")
-    cache = pathlib.Path.home() / ".cache/lampyris"
-    places = [cache / "target-scan", cache / "target", ROOT / "target"]
+    cache = pathlib.Path(os.environ.get("LAMPYRIS_CACHE", pathlib.Path.home() / ".cache/lampyris"))
+    places = [cache / "target", ROOT / "target"]
     found = [given] if given else [str(p / "debug/scan-agent") for p in places]
     for path in found:
         if path and os.path.exists(path):

@@ -5,10 +5,25 @@ mod s3_server;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use s3_server::{KEY, SECRET, free_port, server};
 use source::{Credentials, Reason, S3Source, Source, SourceConfig};
+
+#[test]
+fn without_a_server_a_test_fails_unless_it_is_told_to_skip() {
+    let nowhere = || PathBuf::from("/nonexistent/versitygw");
+    let here = || std::env::current_exe().unwrap();
+    for may_skip in [false, true] {
+        assert_eq!(s3_server::choose(here(), may_skip), Ok(Some(here())));
+    }
+    assert_eq!(s3_server::choose(nowhere(), true), Ok(None));
+    let why = s3_server::choose(nowhere(), false).unwrap_err();
+    for part in ["/nonexistent/versitygw", "./kind-e2e/test unit", "LAMPYRIS_SKIP_S3"] {
+        assert!(why.contains(part), "{why}");
+    }
+}
 
 #[tokio::test]
 async fn objects_are_listed_and_ranges_read_exactly() {

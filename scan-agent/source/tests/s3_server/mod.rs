@@ -1,7 +1,7 @@
 //! A real S3 server for tests: versitygw over TLS.
 //!
-//! The binary is found at `LAMPYRIS_VERSITYGW` or in the project's cache; without one a test says
-//! so and passes, because nothing else can stand in for a real server.
+//! The binary is the one at `LAMPYRIS_VERSITYGW`, else the one in the project's cache. Nothing can
+//! stand in for a real server: without one a test fails, unless `LAMPYRIS_SKIP_S3` is set.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -9,6 +9,7 @@
     reason = "shared by tests, each of which uses a part; a test fails by panicking"
 )]
 
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -43,11 +44,28 @@ impl Drop for Server {
     }
 }
 
+/// The server's binary, or none where the environment says to do without.
 fn binary() -> Option<PathBuf> {
-    let given = std::env::var_os("LAMPYRIS_VERSITYGW").map(PathBuf::from);
-    let cached = std::env::var_os("HOME")
-        .map(|home| PathBuf::from(home).join(".cache/lampyris/k8s/bin/versitygw"));
-    given.into_iter().chain(cached).find(|path| path.is_file())
+    let path = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let cache = || path("LAMPYRIS_CACHE").or_else(|| Some(path("HOME")?.join(".cache/lampyris")));
+    let wanted = path("LAMPYRIS_VERSITYGW")
+        .or_else(|| Some(cache()?.join("k8s/bin/versitygw")))
+        .unwrap_or_default();
+    choose(wanted, std::env::var_os("LAMPYRIS_SKIP_S3").is_some())
+        .unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// What to run: being there wins over being skipped, and neither is a failure.
+pub(crate) fn choose(wanted: PathBuf, may_skip: bool) -> Result<Option<PathBuf>, String> {
+    match wanted.is_file() {
+        true => Ok(Some(wanted)),
+        false if may_skip => Ok(None),
+        false => Err(format!(
+            "no S3 server at {:?}: `./kind-e2e/test unit` builds it, LAMPYRIS_VERSITYGW names \
+             another, LAMPYRIS_SKIP_S3=1 skips what needs it",
+            wanted
+        )),
+    }
 }
 
 /// A port that nobody listens on.
@@ -55,11 +73,13 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A server with one bucket, `train`.
+/// A server with one bucket, `train`; none where the environment says to skip.
 pub(crate) fn server() -> Option<Server> {
     source::install_crypto_provider();
     let Some(binary) = binary() else {
-        eprintln!("skipped: no versitygw");
+        // Not `eprintln`, which the harness hides when a test passes.
+        let name = std::thread::current().name().unwrap_or_default().to_owned();
+        writeln!(std::io::stderr(), "skipped for LAMPYRIS_SKIP_S3: {name}").unwrap();
         return None;
     };
     let dir = tempfile::tempdir().unwrap();
