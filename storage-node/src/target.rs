@@ -4,7 +4,7 @@
 //! await: many connections feed it, and a decision takes microseconds. Whatever takes longer is
 //! an effect, run by a task of its own that ends in one event.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -71,13 +71,16 @@ impl Target {
         peers: Arc<Peers>,
     ) -> Result<Arc<Self>, engine::Error> {
         let version = record.map_or(ChainVersion::NONE, |r| r.version);
-        let mut pending = BTreeSet::new();
+        let mut pending = BTreeMap::new();
         let mut after = None;
         loop {
             let page = engine.list(id, after, LIST_PAGE)?;
             let Some((last, _)) = page.last() else { break };
             after = Some(*last);
-            pending.extend(page.iter().filter(|(_, i)| i.pending.is_some()).map(|(c, _)| *c));
+            let version = |(chunk, info): &(_, engine::ChunkInfo)| {
+                Some((*chunk, info.pending.as_ref()?.version))
+            };
+            pending.extend(page.iter().filter_map(version));
         }
         Ok(Arc::new(Self {
             id,

@@ -85,16 +85,16 @@ impl TargetId {
     /// The node that holds this target.
     #[must_use]
     pub const fn node(self) -> NodeId {
-        // A target id is built from a 32-bit node id, so the quotient fits.
-        #[allow(clippy::cast_possible_truncation)]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "built from a 32-bit node id: the quotient fits"
+        )]
         NodeId((self.0 / 10_000) as u32)
     }
 
     /// The position of its disk among the node's disks, from 0; `None` for a malformed id.
     #[must_use]
     pub const fn disk(self) -> Option<u32> {
-        // At most 99 by the modulus.
-        #[allow(clippy::cast_possible_truncation)]
         ((self.0 / 100 % 100) as u32).checked_sub(1)
     }
 }
@@ -146,8 +146,7 @@ impl ChunkId {
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::ENCODED_SIZE]) -> Self {
         let raw = u128::from_be_bytes(bytes);
-        // The two halves of a 128-bit number.
-        #[allow(clippy::cast_possible_truncation)]
+        #[expect(clippy::cast_possible_truncation, reason = "the two halves of a 128-bit number")]
         Self { file: InodeId::new((raw >> 64) as u64), index: raw as u64 }
     }
 }

@@ -54,8 +54,10 @@ impl Layout {
         for i in 0..(self.stripe as usize).min(count.saturating_sub(1)) {
             let left = (count - i) as u64;
             let draw = (u128::from(splitmix64(&mut state)) * u128::from(left)) >> 64;
-            // Below `left`, which came from a `usize`.
-            #[allow(clippy::cast_possible_truncation)]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "below `left`, which was a `usize`"
+            )]
             order.swap(i, i + draw as usize);
         }
         order.truncate(self.stripe as usize);

@@ -7,7 +7,7 @@
 mod job;
 mod types;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::id::{ChainVersion, ChunkId, TargetId, UpdateVersion};
 use crate::table::{Chain, Local, PublicState};
@@ -28,8 +28,8 @@ pub const TARGET_QUEUE_MAX: usize = 1024;
 pub enum Verdict {
     /// They may.
     Answer,
-    /// Not yet: an update that another target may have committed is pending here, and nobody
-    /// further down could tell. Ask again when it is committed.
+    /// Not yet: an update that another target may have committed was pending here, and nobody
+    /// further down could tell. Look up again when it is committed.
     Hold,
     /// They may not.
     Refuse(Refusal),
@@ -43,10 +43,11 @@ pub struct Replica {
     version: ChainVersion,
     lease_until_ms: u64,
     synced: Option<ChainVersion>,
-    /// Chunks with a pending state in the engine.
-    pending: BTreeSet<ChunkId>,
-    /// Those that were pending when the chain got its present version.
-    inherited: BTreeSet<ChunkId>,
+    /// Chunks with a pending state in the engine, and its version.
+    pending: BTreeMap<ChunkId, UpdateVersion>,
+    /// Those that were pending when the chain got its present version. They stay here after their
+    /// commit: a read that looked them up before it is judged after it.
+    inherited: BTreeMap<ChunkId, UpdateVersion>,
     lanes: BTreeMap<ChunkId, Lane>,
     queued: usize,
     attempts: u64,
@@ -56,7 +57,11 @@ impl Replica {
     /// A target whose disk holds `version` ([`ChainVersion::NONE`] for an empty one) and the
     /// chunks `pending` with a pending state. It serves nobody before its first chain and lease.
     #[must_use]
-    pub fn new(id: TargetId, version: ChainVersion, pending: BTreeSet<ChunkId>) -> Self {
+    pub fn new(
+        id: TargetId,
+        version: ChainVersion,
+        pending: BTreeMap<ChunkId, UpdateVersion>,
+    ) -> Self {
         Self {
             id,
             chain: None,
@@ -168,8 +173,10 @@ impl Replica {
             return Verdict::Refuse(Refusal::Dirty(pending)); // R2
         }
         // R4: what was pending under an older version may have been read from the old tail; what
-        // a syncing successor has may be read from it as soon as it is promoted.
-        let is_uncertain = self.inherited.contains(&chunk) || chain.syncing().is_some();
+        // a syncing successor has may be read from it as soon as it is promoted. That an inherited
+        // update is committed by now makes the bytes old, not certain.
+        let is_inherited = self.inherited.get(&chunk).is_some_and(|last| pending <= *last);
+        let is_uncertain = is_inherited || chain.syncing().is_some();
         if is_uncertain { Verdict::Hold } else { Verdict::Answer }
     }
 
@@ -226,7 +233,7 @@ impl Replica {
         self.inherited = self.pending.clone();
         let busy: Vec<ChunkId> = self.lanes.keys().copied().collect();
         let idle: Vec<ChunkId> =
-            self.pending.iter().filter(|c| !self.lanes.contains_key(c)).copied().collect();
+            self.pending.keys().filter(|c| !self.lanes.contains_key(c)).copied().collect();
         for chunk in busy {
             self.restart(chunk, out);
         }

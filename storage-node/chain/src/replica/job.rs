@@ -214,7 +214,7 @@ impl Replica {
         self.queued -= before - lane.jobs.len();
         // W8: whatever the queue holds, what is pending goes first.
         let is_driven = matches!(lane.jobs.front(), Some(Job { work: Work::Redrive, .. }));
-        if is_serving && self.pending.contains(&chunk) && !is_driven {
+        if is_serving && self.pending.contains_key(&chunk) && !is_driven {
             lane.jobs.push_front(Job { version, ..Job::redrive(chunk) });
             self.queued += 1;
         }
@@ -233,8 +233,8 @@ impl Replica {
             return false;
         };
         lane.phase = Phase::Loading;
-        if self.pending.contains(&chunk) {
-            self.inherited.insert(chunk);
+        if let Some(version) = self.pending.get(&chunk) {
+            self.inherited.insert(chunk, *version);
         }
         self.restart(chunk, out);
         true
@@ -253,12 +253,10 @@ impl Replica {
             Ok(known) => known,
             Err(refusal) => return self.finish(chunk, Err(refusal), out),
         };
-        if known.pending.is_some() {
-            self.pending.insert(chunk);
-        } else {
-            self.pending.remove(&chunk);
-            self.inherited.remove(&chunk);
-        }
+        match &known.pending {
+            Some(pending) => self.pending.insert(chunk, pending.identity.version),
+            None => self.pending.remove(&chunk),
+        };
         let next = match &job.work {
             Work::Update(update) => self.decide_update(update, &known),
             Work::Forward(forward) => self.decide_forward(forward, &known),
@@ -429,8 +427,8 @@ impl Replica {
         let Some(lane) = self.current(chunk, attempt) else { return };
         let Phase::Staging { base } = lane.phase else { return };
         let Some(job) = lane.jobs.front().cloned() else { return };
-        if result.is_ok() {
-            self.pending.insert(chunk);
+        if let Ok(state) = &result {
+            self.pending.insert(chunk, state.identity.version);
         }
         if self.restarts(chunk, out) {
             return;
@@ -496,7 +494,6 @@ impl Replica {
         let restart = lane.restart;
         if result.is_ok() {
             self.pending.remove(&chunk);
-            self.inherited.remove(&chunk);
             // What is committed stays so under any chain: the caller may know.
             self.finish(chunk, Ok(done(&state)), out);
             if restart {

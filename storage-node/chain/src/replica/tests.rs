@@ -151,7 +151,8 @@ impl World {
 
     /// The process of `n` starts on its disk.
     fn start(&mut self, n: u64) {
-        let pending = self.disks[&n].pending.keys().copied().collect();
+        let version = |(chunk, s): (&ChunkId, &Stored)| (*chunk, s.state.identity.version);
+        let pending = self.disks[&n].pending.iter().map(version).collect();
         let mut replica = Replica::new(target(n), ChainVersion::new(1), pending);
         replica.renew(LEASE_MS);
         self.replicas.insert(n, replica);
@@ -576,6 +577,29 @@ fn reads_are_dirty_before_the_tail_and_held_where_nobody_knows_better() {
 }
 
 #[test]
+fn what_was_looked_up_before_an_inherited_update_was_committed_is_never_an_answer() {
+    let mut world = World::new();
+    world.send(1, write(1, "one"));
+    world.settle();
+    world.send(1, write(2, "two"));
+    world.until_pending_at(2);
+    world.deliver(0);
+    assert_eq!(world.texts(), ["one", "one", "two"], "a read at the tail returned it");
+    world.kill(3);
+    // A read at the new tail finds "one", and 2 pending; 2 is committed while its bytes come from
+    // the disk.
+    world.publish(&[(1, Serving), (2, Serving), (3, Offline)]);
+    world.settle();
+    assert_eq!(world.texts()[..2], ["two", "two"]);
+    let read = |pending| {
+        let pending = Some(UpdateVersion::new(pending));
+        world.replicas[&2].verdict(5, world.chain.version, CHUNK, pending, false)
+    };
+    assert_eq!(read(2), Verdict::Hold, "R4: \"one\" would be a step back");
+    assert_eq!(read(3), Verdict::Answer, "nobody has shown what came under this version");
+}
+
+#[test]
 fn nothing_is_answered_once_the_lease_has_run_out() {
     let world = World::new();
     let read = |now| world.replicas[&1].verdict(now, world.chain.version, CHUNK, None, false);
@@ -591,11 +615,11 @@ fn an_empty_disk_takes_up_no_version_that_would_make_it_a_copy() {
         version: ChainVersion::new(version),
         targets: members(&[(1, state)]),
     };
-    let empty = Replica::new(target(1), ChainVersion::NONE, BTreeSet::new());
+    let empty = Replica::new(target(1), ChainVersion::NONE, BTreeMap::new());
     assert!(!empty.wants(&chain(LastServing, 4)), "R5");
     assert!(!empty.wants(&chain(Serving, 4)));
     assert!(empty.wants(&chain(LastServing, 1)), "newborn: nothing was written yet");
-    let old = Replica::new(target(1), ChainVersion::new(5), BTreeSet::new());
+    let old = Replica::new(target(1), ChainVersion::new(5), BTreeMap::new());
     assert!(!old.wants(&chain(Serving, 4)), "W1");
     assert!(old.wants(&chain(Serving, 5)));
 }
