@@ -4,7 +4,7 @@
 //! thread owns file and buffer of every request from submission until its completion was
 //! reaped, and ends only when none is in flight.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code, reason = "the kernel is given pointers into buffers that this module owns")]
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};

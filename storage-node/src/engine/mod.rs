@@ -297,8 +297,7 @@ impl Inner {
         let mut hasher = DefaultHasher::new();
         place.hash(&mut hasher);
         let index = hasher.finish() % LOCKS as u64;
-        // Below LOCKS by the modulus.
-        #[expect(clippy::cast_possible_truncation)]
+        #[expect(clippy::cast_possible_truncation, reason = "below LOCKS by the modulus")]
         self.locks[index as usize].lock().await
     }
 }
