@@ -17,7 +17,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const TABLE: &str = r#"{"tableId":1,"revision":1,"chunkSizeBytes":1048576,"chains":[{"chainId":1,
@@ -113,6 +113,8 @@ struct Client {
     id: ClientId,
     next: Arc<AtomicU64>,
     repeats: Arc<AtomicU64>,
+    /// Gains a permit for each request that was answered.
+    answered: Arc<Semaphore>,
 }
 
 impl Client {
@@ -135,7 +137,10 @@ impl Client {
                     self.repeats.fetch_add(1, Ordering::Relaxed);
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
-                result => return result,
+                result => {
+                    self.answered.add_permits(1);
+                    return result;
+                }
             }
         }
     }
@@ -183,17 +188,21 @@ async fn a_killed_process_loses_no_answer_and_does_nothing_twice() {
     assert_eq!(process.http("PUT", "/v1/table", TABLE).0, 200);
     let (address, receive) = watch::channel(process.listen.clone());
     let (mut tasks, repeats) = (tokio::task::JoinSet::new(), Arc::new(AtomicU64::new(0)));
+    let answered = Arc::new(Semaphore::new(0));
     for id in 1..=6u32 {
         let next = Arc::new(AtomicU64::new(1));
         let (id, repeats) = (ClientId::new(id.into()), Arc::clone(&repeats));
-        let client = Client { address: receive.clone(), id, next, repeats };
+        let (address, answered) = (receive.clone(), Arc::clone(&answered));
+        let client = Client { address, id, next, repeats, answered };
         let name = Bytes::from(format!("d{}", id.get()));
         let make = MakeDirectory { caller: client.caller(), parent: ROOT, name, mode: 0o700 };
         let dir = client.run(&make).await.unwrap().inode;
         tasks.spawn(async move { (dir, client.clone().work(dir, 120).await, client) });
     }
+    // Of 2400 requests of the clients the last third is left for after the last kill.
     for _ in 0..4 {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        let load = tokio::time::timeout(DEADLINE, answered.acquire_many(400));
+        load.await.expect("too few requests were answered").unwrap().forget();
         process.kill();
         process = Process::start(data.path());
         address.send_replace(process.listen.clone());

@@ -113,11 +113,19 @@ impl Scenario {
         self.log.push('\n');
     }
 
+    /// One line of a script. An unknown verb is an error, also one that names no server.
     fn step(&mut self, line: &str) {
         let mut words = line.split_whitespace();
         let verb = words.next().unwrap();
         let args: Vec<&str> = words.collect();
         let letters: Vec<char> = args.iter().filter_map(|a| a.chars().next()).collect();
+        if verb == "serve" {
+            // The chain has come up and gone on for a while.
+            let members = args.join(" ");
+            self.step(&format!("declare {members}"));
+            self.step(&format!("up {members}"));
+            return self.wait(10_000);
+        }
         for letter in letters.iter().filter(|l| NODES.contains(l)) {
             let server = self.servers.get_mut(letter).unwrap();
             match verb {
@@ -140,7 +148,7 @@ impl Scenario {
             "manager-restarts" => {
                 self.state = State::new("test".into(), self.now_ms, self.state.stored.clone());
             }
-            _ => {}
+            _ => assert!(!letters.is_empty(), "{line}"),
         }
     }
 }
@@ -172,9 +180,7 @@ fn a_new_chain_serves_once_all_its_members_have_registered() {
 #[test]
 fn a_silent_node_goes_out_after_its_lease_and_comes_back_by_sync() {
     run(
-        "declare a b c
-         up a b c
-         wait 10000
+        "serve a b c
          down a
          wait 6000
          show
@@ -196,9 +202,7 @@ fn a_silent_node_goes_out_after_its_lease_and_comes_back_by_sync() {
 #[test]
 fn of_nodes_that_all_die_every_complete_one_is_remembered() {
     run(
-        "declare a b c
-         up a b c
-         wait 10000
+        "serve a b c
          down a b c
          wait 20000
          show
@@ -213,9 +217,7 @@ fn of_nodes_that_all_die_every_complete_one_is_remembered() {
 #[test]
 fn a_chain_comes_up_with_one_complete_copy_when_the_others_stay_away() {
     run(
-        "declare a b c
-         up a b c
-         wait 10000
+        "serve a b c
          down a b c
          wait 10000
          up b
@@ -231,9 +233,7 @@ fn a_chain_comes_up_with_one_complete_copy_when_the_others_stay_away() {
 #[test]
 fn a_stale_copy_never_revives_a_chain() {
     run(
-        "declare a b c
-         up a b c
-         wait 10000
+        "serve a b c
          down a
          wait 10000
          down b c
@@ -252,9 +252,7 @@ fn a_stale_copy_never_revives_a_chain() {
 #[test]
 fn a_wiped_disk_of_an_existing_chain_is_no_complete_copy() {
     run(
-        "declare a b c
-         up a b c
-         wait 10000
+        "serve a b c
          down a b c
          wait 20000
          wipe a
@@ -268,9 +266,7 @@ fn a_wiped_disk_of_an_existing_chain_is_no_complete_copy() {
 #[test]
 fn nobody_is_declared_dead_before_the_new_manager_has_waited_a_lease() {
     run(
-        "declare a b c
-         up a b c
-         wait 10000
+        "serve a b c
          manager-restarts
          down a
          wait 6000
@@ -285,9 +281,7 @@ fn nobody_is_declared_dead_before_the_new_manager_has_waited_a_lease() {
 #[test]
 fn a_restarted_manager_changes_nothing_when_everybody_goes_on() {
     run(
-        "declare a b c
-         up a b c
-         wait 10000
+        "serve a b c
          manager-restarts
          wait 60000
          show",
@@ -298,9 +292,7 @@ fn a_restarted_manager_changes_nothing_when_everybody_goes_on() {
 #[test]
 fn a_restart_of_a_node_within_its_lease_changes_no_chain() {
     run(
-        "declare a b c
-         up a b c
-         wait 10000
+        "serve a b c
          down a
          wait 4000
          restart a
@@ -314,9 +306,7 @@ fn a_restart_of_a_node_within_its_lease_changes_no_chain() {
 #[test]
 fn a_failed_disk_goes_out_at_once_and_not_the_last_one() {
     run(
-        "declare a b c
-         up a b c
-         wait 10000
+        "serve a b c
          disk-fails a
          wait 2000
          show
