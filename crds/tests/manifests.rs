@@ -1,5 +1,5 @@
 //! The generated YAML is what the types say, and the example manifests fit the rules.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

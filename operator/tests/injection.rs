@@ -1,7 +1,7 @@
 //! The webhook's decisions: golden patches in `injection/`, and every refusal with its message.
 //!
 //! Run with `UPDATE=1` to write the patches anew; read the difference before committing it.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::path::{Path, PathBuf};
 

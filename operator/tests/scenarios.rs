@@ -3,7 +3,7 @@
 //! one, so `plan` after `plan` shows that a state which is right is left alone.
 //!
 //! Run with `UPDATE=1` to write what the plans say now; read the difference before committing it.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -16,8 +16,7 @@ impl HashKey {
     /// From the stored number.
     #[must_use]
     pub const fn new(raw: u128) -> Self {
-        // The two halves of a 128-bit number.
-        #[allow(clippy::cast_possible_truncation)]
+        #[expect(clippy::cast_possible_truncation, reason = "the lower half of 128 bits")]
         Self(raw as u64, (raw >> 64) as u64)
     }
 
