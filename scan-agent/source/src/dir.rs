@@ -69,13 +69,17 @@ impl Source for DirSource {
     async fn read(&self, object: &Object, range: Range<u64>) -> Result<Bytes, Failure> {
         check_range(object, &range)?;
         let path = self.path_of(object);
-        let file = File::open(&path).map_err(|e| io_failure(&path, &e))?;
+        let changed = || {
+            let message = format!("{} is not the file that was listed", object.path);
+            Failure::new(Reason::DatasetChanged, message)
+        };
+        let file = File::open(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => changed(),
+            _ => io_failure(&path, &error),
+        })?;
         let meta = file.metadata().map_err(|e| io_failure(&path, &e))?;
         if identity(&meta) != object.identity {
-            return Err(Failure::new(
-                Reason::DatasetChanged,
-                format!("{} is not the file that was listed", object.path),
-            ));
+            return Err(changed());
         }
         let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         let mut buffer = vec![0; length];
@@ -117,38 +121,40 @@ fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures::executor::block_on;
 
-    #[test]
-    fn ranges_of_nested_files_are_read_exactly() {
+    #[tokio::test]
+    async fn ranges_of_nested_files_are_read_exactly() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("b")).unwrap();
         fs::write(dir.path().join("b/two"), b"0123456789").unwrap();
         fs::write(dir.path().join("a"), b"x").unwrap();
         let source = DirSource::new(dir.path());
-        let objects = block_on(source.list()).unwrap();
+        let objects = source.list().await.unwrap();
         let paths: Vec<_> = objects.iter().map(|o| o.path.as_str()).collect();
         assert_eq!(paths, ["a", "b/two"]);
-        let bytes = block_on(source.read(&objects[1], 3..7)).unwrap();
+        let bytes = source.read(&objects[1], 3..7).await.unwrap();
         assert_eq!(&bytes[..], b"3456");
     }
 
-    #[test]
-    fn a_replaced_file_is_a_changed_dataset() {
+    #[tokio::test]
+    async fn a_replaced_or_removed_file_is_a_changed_dataset() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         fs::write(&path, b"old bytes").unwrap();
         let source = DirSource::new(&path);
-        let objects = block_on(source.list()).unwrap();
+        let objects = source.list().await.unwrap();
         fs::write(dir.path().join("new"), b"new bytes!").unwrap();
         fs::rename(dir.path().join("new"), &path).unwrap();
-        let failure = block_on(source.read(&objects[0], 0..4)).unwrap_err();
+        let failure = source.read(&objects[0], 0..4).await.unwrap_err();
+        assert_eq!(failure.reason, Reason::DatasetChanged);
+        fs::remove_file(&path).unwrap();
+        let failure = source.read(&objects[0], 0..4).await.unwrap_err();
         assert_eq!(failure.reason, Reason::DatasetChanged);
     }
 
-    #[test]
-    fn a_missing_directory_is_object_not_found() {
-        let failure = block_on(DirSource::new("/nonexistent/x").list()).unwrap_err();
+    #[tokio::test]
+    async fn a_missing_directory_is_object_not_found() {
+        let failure = DirSource::new("/nonexistent/x").list().await.unwrap_err();
         assert_eq!(failure.reason, Reason::ObjectNotFound);
     }
 }

@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 /// The reason of a failure; the names are part of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reason {
-    /// The key id is unknown or the signature does not match.
+    /// The endpoint refuses the signature: unknown or expired keys, another region, a wrong clock.
     InvalidCredentials,
-    /// The bucket does not exist.
+    /// The bucket does not exist, or is not at this endpoint.
     BucketNotFound,
     /// No object at the path, or nothing in the dataset.
     ObjectNotFound,
     /// The credentials are good but may not read this.
     AccessDenied,
-    /// The object is another one than was listed (HTTP 412).
+    /// The object is another one than was listed, or gone.
     DatasetChanged,
     /// Fewer bytes than the object should have.
     TruncatedFile,
@@ -58,8 +58,12 @@ impl Reason {
     /// What a user can do about it, one sentence for an event's message.
     pub fn fix(self) -> &'static str {
         match self {
-            Self::InvalidCredentials => "check accessKeyId and secretAccessKey in the Secret",
-            Self::BucketNotFound => "check the bucket in spec.source.s3.uri and the region",
+            Self::InvalidCredentials => {
+                "check accessKeyId and secretAccessKey in the Secret, the region and the node's clock"
+            }
+            Self::BucketNotFound => {
+                "check the bucket in spec.source.s3.uri, the endpoint and region"
+            }
             Self::ObjectNotFound => "check the path in spec.source and that files were put there",
             Self::AccessDenied => "allow these credentials to list and get this path",
             Self::DatasetChanged => "open the dataset again to read the new version",

@@ -1,22 +1,23 @@
 //! Objects under an S3 prefix, through `object_store`.
 //!
-//! Every GET carries If-Match with the ETag seen at listing: bytes of a replaced object are
-//! never returned, the answer is [`Reason::DatasetChanged`]. Requests are retried here and
-//! nowhere above, a bounded number of times, and only where the server or the network is at fault.
+//! Every GET carries If-Match with the ETag seen at listing, and its answer must have that ETag:
+//! bytes of a replaced object are never returned, the answer is [`Reason::DatasetChanged`].
+//! Requests are retried here, a bounded number of times in a bounded time, and only where the
+//! server or the network is at fault. Answers are not trusted: not their length, not their range.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential};
 use object_store::client::{CredentialProvider, HttpError, HttpErrorKind};
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, Certificate, ClientOptions, Error, GetOptions, GetRange, ObjectMeta,
+    BackoffConfig, Certificate, ClientOptions, Error, GetOptions, GetRange, GetResult, ObjectMeta,
     ObjectStore, ObjectStoreExt, RetryConfig,
 };
 
@@ -38,6 +39,13 @@ const RETRY: RetryConfig = RetryConfig {
     max_retries: 3,
     retry_timeout: Duration::from_secs(10),
 };
+/// The next object of a list, and the bytes of a read at [`SLOWEST`] or faster, are there within
+/// this, or an endpoint that never stops answering could hold a reader for ever.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes a second that a read gets extra time for.
+const SLOWEST: u64 = 64 << 10;
+/// Most characters of an endpoint's own words in a message.
+const MAX_QUOTED: usize = 200;
 /// A pooled connection older than this is not reused: servers close idle ones.
 const POOL_IDLE: Duration = Duration::from_secs(20);
 
@@ -48,6 +56,7 @@ pub struct S3Source {
     keys: Arc<Keys>,
     uri: String,
     prefix: String,
+    patience: Duration,
     /// Set once the prefix turned out to be an object's key.
     is_single: AtomicBool,
 }
@@ -75,20 +84,26 @@ impl S3Source {
             keys,
             uri: config.uri.clone(),
             prefix: prefix.to_owned(),
+            patience: PATIENCE,
             is_single: AtomicBool::new(false),
         })
     }
 
     /// Below a prefix a key's path is what follows it; a single object is its own name.
-    fn object(&self, meta: ObjectMeta) -> Option<Object> {
+    fn object(&self, meta: ObjectMeta) -> Result<Object, Failure> {
         let key = meta.location.as_ref();
+        let bad =
+            |why| Failure::new(Reason::StoreUnavailable, format!("{key} of {} {why}", self.uri));
         let below = match key.strip_prefix(self.prefix.as_str()) {
             Some("") => key.rsplit('/').next().unwrap_or(key),
             Some(rest) => rest.trim_start_matches('/'),
-            None => return None,
+            None => return Err(bad("was listed but not asked for")),
         };
-        let identity = meta.e_tag?;
-        is_plain_path(below).then(|| Object {
+        if !is_plain_path(below) {
+            return Err(bad("is not a path below the prefix"));
+        }
+        let identity = meta.e_tag.ok_or_else(|| bad("was listed without an ETag"))?;
+        Ok(Object {
             path: below.to_owned(),
             size: meta.size,
             identity,
@@ -111,19 +126,53 @@ impl S3Source {
         let prefix = (!self.prefix.is_empty()).then(|| Path::from(self.prefix.as_str()));
         let mut stream = self.store.list(prefix.as_ref());
         let mut objects = Vec::new();
-        while let Some(meta) =
-            stream.try_next().await.map_err(|e| failure("list", &self.uri, &e))?
-        {
+        loop {
+            let next =
+                async { stream.try_next().await.map_err(|e| failure("list", &self.uri, &e)) };
+            let Some(meta) = within(self.patience, "list", &self.uri, next).await? else { break };
             if objects.len() == MAX_OBJECTS {
                 return Err(Failure::new(
                     Reason::StoreUnavailable,
                     format!("{} has more than {MAX_OBJECTS} objects", self.uri),
                 ));
             }
-            objects.extend(self.object(meta));
+            // The marker of the prefix itself, as consoles make for an empty folder.
+            if Some(&meta.location) != prefix.as_ref() {
+                objects.push(self.object(meta)?);
+            }
         }
         objects.sort_by(|a, b| a.path.cmp(&b.path));
+        drop_folders(&mut objects);
         Ok(objects)
+    }
+
+    async fn fetch(&self, object: &Object, range: Range<u64>) -> Result<Bytes, Failure> {
+        let wanted = range.end - range.start;
+        let options = GetOptions {
+            if_match: Some(object.identity.clone()),
+            range: Some(GetRange::Bounded(range)),
+            ..GetOptions::default()
+        };
+        let name = format!("{} of {}", object.path, self.uri);
+        let wrap = |error| match failure("get", &name, &error) {
+            Failure { reason: Reason::ObjectNotFound, .. } => {
+                Failure::new(Reason::DatasetChanged, format!("{name} is gone since it was listed"))
+            }
+            other => other,
+        };
+        let answer = self.store.get_opts(&self.key(object), options).await.map_err(wrap)?;
+        match answer.meta.e_tag.as_deref() {
+            Some(tag) if is_same_tag(tag, &object.identity) => {}
+            Some(_) => {
+                let message = format!("{name} is not the object that was listed");
+                return Err(Failure::new(Reason::DatasetChanged, message));
+            }
+            None => {
+                let message = format!("get {name}: the answer has no ETag");
+                return Err(Failure::new(Reason::StoreUnavailable, message));
+            }
+        }
+        body(answer, wanted, &name).await
     }
 }
 
@@ -141,7 +190,7 @@ impl Source for S3Source {
         match self.store.head(&Path::from(self.prefix.as_str())).await {
             Ok(meta) => {
                 self.is_single.store(true, Ordering::Relaxed);
-                Ok(self.object(meta).into_iter().collect())
+                Ok(vec![self.object(meta)?])
             }
             Err(Error::NotFound { .. }) => Err(nothing()),
             Err(error) => Err(failure("head", &self.uri, &error)),
@@ -153,24 +202,8 @@ impl Source for S3Source {
         if range.is_empty() {
             return Ok(Bytes::new());
         }
-        let wanted = range.end - range.start;
-        let options = GetOptions {
-            if_match: Some(object.identity.clone()),
-            range: Some(GetRange::Bounded(range)),
-            ..GetOptions::default()
-        };
-        let name = || format!("{} of {}", object.path, self.uri);
-        let key = self.key(object);
-        let answer =
-            self.store.get_opts(&key, options).await.map_err(|e| failure("get", &name(), &e))?;
-        let bytes = answer.bytes().await.map_err(|e| body_failure(&name(), &e))?;
-        if bytes.len() as u64 != wanted {
-            return Err(Failure::new(
-                Reason::TruncatedFile,
-                format!("got {} of {wanted} bytes of {}", bytes.len(), name()),
-            ));
-        }
-        Ok(bytes)
+        let patience = self.patience + Duration::from_secs((range.end - range.start) / SLOWEST);
+        within(patience, "get", &object.path, self.fetch(object, range)).await
     }
 
     fn set_credentials(&self, credentials: Credentials) {
@@ -254,21 +287,82 @@ fn client_options(config: &S3Config) -> Result<ClientOptions, Failure> {
     Ok(options)
 }
 
-/// A body that ended early is a truncated file; everything else is what it would be at the start.
-fn body_failure(name: &str, error: &Error) -> Failure {
-    let first = failure("get", name, error);
-    if first.reason == Reason::StoreUnavailable {
-        return Failure::new(Reason::TruncatedFile, first.message);
+/// Exactly `wanted` bytes; a server that does not stop is not listened to.
+async fn body(answer: GetResult, wanted: u64, name: &str) -> Result<Bytes, Failure> {
+    let bad = |got: String| {
+        let message = format!("get {name}: the answer has {got} bytes instead of {wanted}");
+        Failure::new(Reason::StoreUnavailable, message)
+    };
+    let mut stream = answer.into_stream();
+    let mut whole = BytesMut::with_capacity(usize::try_from(wanted).unwrap_or_default());
+    while let Some(part) = stream.try_next().await.map_err(|e| failure("get", name, &e))? {
+        if (whole.len() + part.len()) as u64 > wanted {
+            return Err(bad(format!("more than {wanted}")));
+        }
+        whole.extend_from_slice(&part);
     }
-    first
+    if (whole.len() as u64) < wanted {
+        return Err(bad(whole.len().to_string()));
+    }
+    Ok(whole.freeze())
+}
+
+/// What `work` says, or that it took too long.
+async fn within<T>(
+    patience: Duration,
+    verb: &str,
+    name: &str,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    tokio::time::timeout(patience, work).await.unwrap_or_else(|_| {
+        let message = format!("{verb} {name}: not done after {patience:?}");
+        Err(Failure::new(Reason::StoreUnavailable, message))
+    })
+}
+
+/// Whether two ETags name the same bytes: some lists and proxies drop quotes or add the weak mark.
+fn is_same_tag(a: &str, b: &str) -> bool {
+    let bare = |tag: &str| tag.strip_prefix("W/").unwrap_or(tag).trim_matches('"').to_owned();
+    bare(a) == bare(b)
+}
+
+/// Takes out the empty objects that stand for folders: those below which there are others. The
+/// client library has cut the slash off that their keys end with. Sorted before and after.
+fn drop_folders(objects: &mut Vec<Object>) {
+    let is_folder = |object: &Object| {
+        if object.size > 0 {
+            return false;
+        }
+        let below = format!("{}/", object.path);
+        let at = objects.partition_point(|other| other.path < below);
+        objects.get(at).is_some_and(|next| next.path.starts_with(&below))
+    };
+    let mut folders: VecDeque<bool> = objects.iter().map(is_folder).collect();
+    objects.retain(|_| folders.pop_front() == Some(false));
 }
 
 fn failure(verb: &str, name: &str, error: &Error) -> Failure {
     let chain = chain_of(error);
     let reason = reason_of(error, &chain);
+    Failure::new(reason, format!("{verb} {name}: {}", detail(&chain)))
+}
+
+/// The endpoint's own words where there are some, cut short: they can be a whole web page.
+fn detail(chain: &Chain) -> String {
     let deepest = chain.texts.last().map_or("", String::as_str);
-    let detail = chain.code.as_deref().unwrap_or(deepest);
-    Failure::new(reason, format!("{verb} {name}: {detail}"))
+    let said = match (&chain.code, chain.status) {
+        _ if chain.is_redirect() => {
+            "the endpoint redirects: the bucket is in another region or at another endpoint".into()
+        }
+        (Some(code), _) => match chain.message.as_deref() {
+            Some(message) => format!("{code}: {message}"),
+            None => code.clone(),
+        },
+        (None, Some(status)) => format!("HTTP status {status}"),
+        (None, None) => deepest.to_owned(),
+    };
+    let line = said.lines().next().unwrap_or_default();
+    line.chars().take(MAX_QUOTED).collect()
 }
 
 /// What the layers of an error say, gathered once.
@@ -276,8 +370,25 @@ fn failure(verb: &str, name: &str, error: &Error) -> Failure {
 struct Chain {
     status: Option<u16>,
     code: Option<String>,
+    message: Option<String>,
     kind: Option<HttpErrorKind>,
     texts: Vec<String>,
+}
+
+impl Chain {
+    fn says(&self, words: &str) -> bool {
+        self.texts.iter().any(|text| text.contains(words))
+    }
+
+    /// With a place to go to the client library goes there, but not without one, nor for ever.
+    fn is_redirect(&self) -> bool {
+        match self.status {
+            Some(status) => (300..400).contains(&status),
+            None => ["redirect without LOCATION", "error following redirect"]
+                .into_iter()
+                .any(|words| self.says(words)),
+        }
+    }
 }
 
 fn chain_of(error: &Error) -> Chain {
@@ -290,7 +401,8 @@ fn chain_of(error: &Error) -> Chain {
         }
         let text = layer.to_string();
         chain.status = chain.status.or_else(|| status_of(&text));
-        chain.code = chain.code.or_else(|| code_of(&text));
+        chain.code = chain.code.or_else(|| element("Code", &text));
+        chain.message = chain.message.or_else(|| element("Message", &text));
         if seen.insert(text.clone()) {
             chain.texts.push(text);
         }
@@ -305,11 +417,16 @@ fn status_of(text: &str) -> Option<u16> {
     rest.get(..3)?.parse().ok()
 }
 
-/// The `<Code>` of an S3 error document.
-fn code_of(body: &str) -> Option<String> {
-    let (_, rest) = body.split_once("<Code>")?;
-    let (code, _) = rest.split_once("</Code>")?;
-    (code.len() <= 64).then(|| code.trim().to_owned())
+/// The text of an element of an S3 error document, with the entities that servers use in one.
+fn element(name: &str, body: &str) -> Option<String> {
+    let (_, rest) = body.split_once(&format!("<{name}>"))?;
+    let (text, _) = rest.split_once(&format!("</{name}>"))?;
+    let entities =
+        [("lt", "<"), ("gt", ">"), ("quot", "\""), ("#34", "\""), ("apos", "'"), ("#39", "'")];
+    let plain = entities.iter().fold(text.trim().to_owned(), |text, (name, character)| {
+        text.replace(&format!("&{name};"), character)
+    });
+    Some(plain.replace("&amp;", "&"))
 }
 
 fn reason_of(error: &Error, chain: &Chain) -> Reason {
@@ -321,6 +438,8 @@ fn reason_of(error: &Error, chain: &Chain) -> Reason {
             | "SignatureDoesNotMatch"
             | "InvalidToken"
             | "ExpiredToken"
+            | "RequestExpired"
+            | "RequestTimeTooSkewed"
             | "AuthorizationHeaderMalformed"
             | "InvalidSecurity"
             | "XAdminUserNotFound",
@@ -328,6 +447,9 @@ fn reason_of(error: &Error, chain: &Chain) -> Reason {
         Some("AccessDenied" | "AllAccessDisabled") => return Reason::AccessDenied,
         Some("PreconditionFailed") => return Reason::DatasetChanged,
         _ => {}
+    }
+    if chain.is_redirect() {
+        return Reason::BucketNotFound;
     }
     match (error, chain.status) {
         (Error::NotFound { .. }, _) | (_, Some(404)) => Reason::ObjectNotFound,
@@ -341,15 +463,13 @@ fn reason_of(error: &Error, chain: &Chain) -> Reason {
 }
 
 fn transport_reason(chain: &Chain) -> Reason {
-    let says = |word: &str| chain.texts.iter().any(|text| text.contains(word));
     let is_tls = ["certificate", "tls handshake", "HandshakeFailure", "InvalidMessage", "CaUsed"]
         .into_iter()
-        .any(says);
+        .any(|word| chain.says(word));
     match chain.kind {
         _ if is_tls => Reason::TlsFailed,
         Some(HttpErrorKind::Connect | HttpErrorKind::Timeout) => Reason::EndpointUnreachable,
-        Some(_) => Reason::StoreUnavailable,
-        None => Reason::StoreUnavailable,
+        _ => Reason::StoreUnavailable,
     }
 }
 

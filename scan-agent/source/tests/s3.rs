@@ -3,13 +3,11 @@
 
 mod s3_server;
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use s3_server::{KEY, SECRET, free_port, server};
-use source::{Credentials, Reason, S3Source, Source, SourceConfig};
+use source::{Credentials, Failure, Reason, S3Source, Source};
 
 #[test]
 fn without_a_server_a_test_fails_unless_it_is_told_to_skip() {
@@ -105,32 +103,88 @@ async fn an_untrusted_certificate_and_a_closed_port_are_told_apart() {
     assert!(started.elapsed() < Duration::from_secs(25));
 }
 
-/// A server that promises ten bytes and sends four, over and over.
-#[tokio::test]
-async fn a_short_body_is_a_truncated_file() {
-    source::install_crypto_provider();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            let mut request = [0; 4096];
-            let _ = stream.read(&mut request);
-            let _ = stream.write_all(
-                b"HTTP/1.1 206 Partial Content\r\nContent-Length: 10\r\n\
-                  Content-Range: bytes 0-9/10\r\nETag: \"e\"\r\n\
-                  Last-Modified: Mon, 30 Nov 2026 00:00:00 GMT\r\n\r\nabcd",
-            );
-        }
-    });
-    let config = format!(r#"{{"s3":{{"uri":"s3://b/d","endpoint":"http://127.0.0.1:{port}"}}}}"#);
-    let source = source::open(&SourceConfig::parse(&config).unwrap()).unwrap();
-    let object = source::Object {
-        path: "a.vortex".into(),
-        size: 10,
-        identity: "\"e\"".into(),
-        modified_ms: 0,
+/// A policy of the bucket that allows `reader` each action on its resource.
+fn allow(statements: &[(&str, &str)]) -> String {
+    let statement = |(action, resource): &(&str, &str)| {
+        serde_json::json!({"Effect": "Allow", "Principal": {"AWS": ["reader"]},
+            "Action": [action], "Resource": [format!("arn:aws:s3:::{resource}")]})
     };
-    let failure = source.read(&object, 0..10).await.unwrap_err();
-    assert_eq!(failure.reason, Reason::TruncatedFile, "{failure}");
+    let all: Vec<_> = statements.iter().map(statement).collect();
+    serde_json::json!({"Version": "2012-10-17", "Statement": all}).to_string()
+}
+
+fn says(failure: &Failure, reason: Reason, message: &str) {
+    assert_eq!(failure.reason, reason, "{failure}");
+    assert!(failure.message.starts_with(message), "{failure} does not begin with {message}");
+}
+
+#[tokio::test]
+async fn what_a_user_may_not_do_is_denied_by_name_and_heals_when_it_is_allowed() {
+    let Some(server) = server() else { return };
+    server.put("d/a.vortex", "abc").await;
+    server.put("d/locked.vortex", "abc").await;
+    let reader = server.user("reader");
+    let source_of = |uri: &str| {
+        let mut config = server.config(uri);
+        config.credentials = Some(reader.clone());
+        S3Source::new(&config).unwrap()
+    };
+    let all = source_of("s3://train/d");
+    let one = source_of("s3://train/d/a.vortex");
+    let failure = all.list().await.unwrap_err();
+    says(&failure, Reason::AccessDenied, "list s3://train/d: AccessDenied: ");
+    let failure = one.list().await.unwrap_err();
+    says(&failure, Reason::AccessDenied, "list s3://train/d/a.vortex: AccessDenied: ");
+
+    let may_list = ("s3:ListBucket", "train");
+    server.policy(allow(&[may_list, ("s3:GetObject", "train/d/a.vortex")])).await;
+    let objects = all.list().await.unwrap();
+    assert_eq!(&all.read(&objects[0], 0..3).await.unwrap()[..], b"abc");
+    let failure = all.read(&objects[1], 0..3).await.unwrap_err();
+    says(&failure, Reason::AccessDenied, "get locked.vortex of s3://train/d: AccessDenied: ");
+    let opened = one.list().await.unwrap();
+    assert_eq!(&one.read(&opened[0], 1..3).await.unwrap()[..], b"bc");
+    // The answer to a HEAD has no body to say more.
+    let failure = source_of("s3://train/d/locked.vortex").list().await.unwrap_err();
+    let message = "head s3://train/d/locked.vortex: HTTP status 403";
+    says(&failure, Reason::AccessDenied, message);
+
+    server.policy(allow(&[may_list, ("s3:GetObject", "train/d/*")])).await;
+    assert_eq!(&all.read(&objects[1], 0..3).await.unwrap()[..], b"abc");
+}
+
+#[tokio::test]
+async fn an_object_that_is_gone_since_it_was_listed_is_a_changed_dataset() {
+    let Some(server) = server() else { return };
+    server.put("d/a.vortex", "abc").await;
+    let source = server.source("s3://train/d");
+    let objects = source.list().await.unwrap();
+    server.delete("d/a.vortex").await;
+    let failure = source.read(&objects[0], 0..3).await.unwrap_err();
+    let message = "a.vortex of s3://train/d is gone since it was listed";
+    says(&failure, Reason::DatasetChanged, message);
+}
+
+#[tokio::test]
+async fn a_region_that_the_server_does_not_have_is_named() {
+    let Some(server) = server() else { return };
+    let mut config = server.config("s3://train/d");
+    config.region = "eu-1".into();
+    let failure = S3Source::new(&config).unwrap().list().await.unwrap_err();
+    let message = "list s3://train/d: AuthorizationHeaderMalformed: ";
+    says(&failure, Reason::InvalidCredentials, message);
+    let region = r#"the region "eu-1" is wrong; expecting "us-east-1""#;
+    assert!(failure.message.ends_with(region), "{failure}");
+}
+
+#[tokio::test]
+async fn folders_that_a_console_made_are_no_files() {
+    let Some(server) = server() else { return };
+    server.folder("d").await;
+    server.folder("d/deep").await;
+    server.put("d/deep/a.vortex", "abc").await;
+    server.put("d/deep-too", "").await;
+    let objects = server.source("s3://train/d").list().await.unwrap();
+    let found: Vec<_> = objects.iter().map(|o| (o.path.as_str(), o.size)).collect();
+    assert_eq!(found, [("deep-too", 0), ("deep/a.vortex", 3)]);
 }

@@ -16,12 +16,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3, AmazonS3Builder, AwsAuthorizer, AwsCredential};
+use object_store::client::{HttpConnector, HttpRequest, ReqwestConnector};
 use object_store::{Certificate, ClientOptions, ObjectStoreExt, path::Path};
-use source::{S3Config, S3Source, SourceConfig};
+use source::{Credentials, S3Config, S3Source, SourceConfig};
 use tempfile::TempDir;
 
-/// Its one access key id.
+/// The access key id of its administrator, who may do everything.
 pub(crate) const KEY: &str = "test-key";
 /// The secret of [`KEY`].
 pub(crate) const SECRET: &str = "test-secret";
@@ -30,6 +31,7 @@ pub(crate) const SECRET: &str = "test-secret";
 #[derive(Debug)]
 pub(crate) struct Server {
     child: Child,
+    binary: PathBuf,
     /// Where it listens, on 127.0.0.1.
     pub(crate) port: u16,
     /// Its certificate.
@@ -77,9 +79,10 @@ pub(crate) fn free_port() -> u16 {
 pub(crate) fn server() -> Option<Server> {
     source::install_crypto_provider();
     let Some(binary) = binary() else {
-        // Not `eprintln`, which the harness hides when a test passes.
+        // Not `eprintln`, whose output the harness hides when a test passes.
         let name = std::thread::current().name().unwrap_or_default().to_owned();
-        writeln!(std::io::stderr(), "skipped for LAMPYRIS_SKIP_S3: {name}").unwrap();
+        let line = format!("skipped for LAMPYRIS_SKIP_S3: {name}\n");
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
         return None;
     };
     let dir = tempfile::tempdir().unwrap();
@@ -89,21 +92,24 @@ pub(crate) fn server() -> Option<Server> {
     std::fs::write(&cert, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
     std::fs::create_dir_all(dir.path().join("data/train")).unwrap();
+    std::fs::create_dir(dir.path().join("users")).unwrap();
     let port = free_port();
-    let child = Command::new(binary)
+    let child = Command::new(&binary)
         .args(["--access", KEY, "--secret", SECRET, "--keep-alive", "--quiet"])
         .args(["--port", &format!("127.0.0.1:{port}")])
         .arg("--cert")
         .arg(&cert)
         .arg("--key")
         .arg(&key)
+        .arg("--iam-dir")
+        .arg(dir.path().join("users"))
         .arg("posix")
         .arg(dir.path().join("data"))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let server = Server { child, port, ca: made.cert.pem(), _dir: dir };
+    let server = Server { child, binary, port, ca: made.cert.pem(), _dir: dir };
     let deadline = Instant::now() + Duration::from_secs(20);
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
         assert!(Instant::now() < deadline, "versitygw does not listen");
@@ -132,16 +138,70 @@ impl Server {
 
     /// Puts an object into the bucket `train`.
     pub(crate) async fn put(&self, key: &str, bytes: impl Into<Bytes>) {
-        let ca = Certificate::from_pem(self.ca.as_bytes()).unwrap();
-        let store = AmazonS3Builder::new()
+        self.bucket().put(&Path::from(key), bytes.into().into()).await.unwrap();
+    }
+
+    /// Removes an object from the bucket `train`.
+    pub(crate) async fn delete(&self, key: &str) {
+        self.bucket().delete(&Path::from(key)).await.unwrap();
+    }
+
+    fn bucket(&self) -> AmazonS3 {
+        AmazonS3Builder::new()
             .with_bucket_name("train")
-            .with_endpoint(format!("https://127.0.0.1:{}", self.port))
+            .with_endpoint(self.endpoint())
             .with_region("us-east-1")
             .with_access_key_id(KEY)
             .with_secret_access_key(SECRET)
-            .with_client_options(ClientOptions::new().with_root_certificate(ca))
+            .with_client_options(self.trusting())
             .build()
-            .unwrap();
-        store.put(&Path::from(key), bytes.into().into()).await.unwrap();
+            .unwrap()
+    }
+
+    /// Makes a user without any right.
+    pub(crate) fn user(&self, id: &str) -> Credentials {
+        let mut admin = Command::new(&self.binary);
+        admin.args(["admin", "--access", KEY, "--secret", SECRET, "--allow-insecure"]);
+        admin.args(["--endpoint-url", &self.endpoint(), "create-user"]);
+        admin.args(["--access", id, "--secret", SECRET, "--role", "user"]);
+        let done = admin.output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        Credentials {
+            access_key_id: id.into(),
+            secret_access_key: SECRET.into(),
+            session_token: None,
+        }
+    }
+
+    /// Makes `document` the policy of the bucket `train`.
+    pub(crate) async fn policy(&self, document: impl Into<String>) {
+        self.send("/train?policy=", document.into()).await;
+    }
+
+    /// Makes an empty object whose key ends with a slash, as consoles do for a folder.
+    pub(crate) async fn folder(&self, key: &str) {
+        self.send(&format!("/train/{key}/"), String::new()).await;
+    }
+
+    async fn send(&self, path: &str, body: String) {
+        let mut request = HttpRequest::new(body.into());
+        *request.method_mut() = "PUT".parse().unwrap();
+        *request.uri_mut() = format!("{}{path}", self.endpoint()).parse().unwrap();
+        let keys = AwsCredential { key_id: KEY.into(), secret_key: SECRET.into(), token: None };
+        AwsAuthorizer::new(&keys, "s3", "us-east-1").try_authorize(&mut request, None).unwrap();
+        let client = ReqwestConnector::default().connect(&self.trusting()).unwrap();
+        let answer = client.execute(request).await.unwrap();
+        let status = answer.status();
+        let said = answer.into_body().bytes().await.unwrap();
+        assert!(status.is_success(), "{status}: {}", String::from_utf8_lossy(&said));
+    }
+
+    fn endpoint(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    fn trusting(&self) -> ClientOptions {
+        let ca = Certificate::from_pem(self.ca.as_bytes()).unwrap();
+        ClientOptions::new().with_root_certificate(ca)
     }
 }
