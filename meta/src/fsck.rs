@@ -2,8 +2,8 @@
 //! name with its inode, every inode with its name or in the collector's queue, counts that agree.
 
 use crate::schema::{
-    self, Dentry, HashKey, Inode, Prefix, Record, SchemaError, dentry_key, parse_dentry_key,
-    parse_id, within,
+    self, Dentry, HashKey, Inode, PendingCut, Prefix, Record, SchemaError, dentry_key,
+    parse_dentry_key, parse_id, within,
 };
 use crate::txn::{Isolation, Scan, Store, Txn, TxnError, key_after};
 use bytes::Bytes;
@@ -59,6 +59,9 @@ pub async fn check<S: Store>(store: &S) -> Result<Findings, FsckError> {
     }
     for (key, _) in all(store, schema::GARBAGE).await? {
         tree.orphan(&key);
+    }
+    for (key, value) in all(store, schema::CUT).await? {
+        tree.cut(&key, &value);
     }
     tree.check_inodes();
     tree.check_reach();
@@ -143,6 +146,18 @@ impl Tree {
         }
     }
 
+    fn cut(&mut self, key: &[u8], value: &Bytes) {
+        let (id, cut) = match (parse_id(key), PendingCut::from_value(key, value)) {
+            (Ok(id), Ok(cut)) => (InodeId::new(u64::from_le_bytes(id)), cut),
+            (Err(error), _) | (_, Err(error)) => return self.problem(error.to_string()),
+        };
+        let of_inode = |i: &Inode| (i.kind, i.length, i.truncate_generation);
+        let of_cut = (FileKind::File, cut.length, cut.truncate_generation);
+        if self.inodes.get(&id).map(of_inode) != Some(of_cut) {
+            self.problem(format!("inode {id} is to be cut otherwise than it says"));
+        }
+    }
+
     fn check_inodes(&mut self) {
         let mut problems = Vec::new();
         for (id, inode) in &self.inodes {
@@ -192,3 +207,6 @@ impl Tree {
         self.problems.extend(lost);
     }
 }
+
+#[cfg(test)]
+mod tests;

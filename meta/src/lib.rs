@@ -3,13 +3,15 @@
 //! Owns the transactional store and everything in it; never sees a byte of a file. [`txn`] is the
 //! seam to the store, [`schema`] (with `SCHEMA.md`) every key and value, [`op`] the namespace as
 //! functions of a transaction (rules M1–M8), [`service`] runs them once each, [`manager`] decides
-//! about chains (rules T1, T2) by the `chain` crate's table, [`collect`] removes what was removed,
+//! about chains (rules T1, T2) by the `chain` crate's table, [`collect`] removes what was removed, [`chunks`] asks the
+//! storage servers,
 //! [`mod@fsck`] checks the shape. Begin at [`op`] or [`manager`]; [`serve`] ties them together.
 
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 pub mod args;
+pub mod chunks;
 pub mod collect;
 pub mod fsck;
 pub mod manager;

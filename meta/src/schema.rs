@@ -184,6 +184,16 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// What a truncation leaves to do at the chunks of its file.
+    pub struct PendingCut {
+        /// Where the file ended then: what lies past it goes.
+        pub length: u64,
+        /// The truncate generation of the cut.
+        pub truncate_generation: u64,
+    }
+}
+
+wire_struct! {
     /// A record whose key says it all.
     pub struct Mark {}
 }
@@ -255,6 +265,7 @@ records!(
     DirectoryTime,
     Answered,
     Mark,
+    PendingCut,
     DeclaredTable,
     NodeRecord,
     Chain,
@@ -286,6 +297,8 @@ pub const CLIENT: Prefix = *b"CLNT";
 pub const ANSWERED: Prefix = *b"IDEM";
 /// Files whose chunks are to be removed.
 pub const GARBAGE: Prefix = *b"GARB";
+/// Files whose chunks are to be cut.
+pub const CUT: Prefix = *b"CUTS";
 /// The declared table.
 pub const TABLE: Prefix = *b"CHIT";
 /// Chains with their states.
@@ -296,7 +309,7 @@ pub const NODE: Prefix = *b"NODE";
 pub const ROUTING: Prefix = *b"ROUT";
 
 /// Every prefix.
-pub const PREFIXES: [Prefix; 15] = [
+pub const PREFIXES: [Prefix; 16] = [
     SYSTEM,
     ALLOCATOR,
     COUNT,
@@ -308,6 +321,7 @@ pub const PREFIXES: [Prefix; 15] = [
     CLIENT,
     ANSWERED,
     GARBAGE,
+    CUT,
     TABLE,
     CHAIN,
     NODE,
@@ -344,6 +358,12 @@ pub fn directory_time_key(inode: InodeId) -> Vec<u8> {
 #[must_use]
 pub fn garbage_key(inode: InodeId) -> Vec<u8> {
     key(GARBAGE, &[&inode.get().to_le_bytes()])
+}
+
+/// `CUTS` ‖ inode.
+#[must_use]
+pub fn cut_key(inode: InodeId) -> Vec<u8> {
+    key(CUT, &[&inode.get().to_le_bytes()])
 }
 
 /// `DENT` ‖ directory ‖ hash of the name (big-endian: the order of cookies) ‖ name.

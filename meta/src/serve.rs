@@ -1,7 +1,8 @@
 //! The process: manager and metadata service behind one port, the admin endpoint behind another.
 
 use crate::args::ServeArgs;
-use crate::collect::{Collector, Remote};
+use crate::chunks::{Chunks, Remote};
+use crate::collect::Collector;
 use crate::manager::service::Manager;
 use crate::manager::spec::ChainTableSpec;
 use crate::op::Operation;
@@ -38,8 +39,8 @@ const FAILURE_CHECK: Duration = Duration::from_millis(100);
 
 /// Answers requests to both roles.
 #[derive(Debug)]
-pub struct Service<S> {
-    meta: Arc<Meta<S>>,
+pub struct Service<S, C> {
+    meta: Arc<Meta<S, C>>,
     manager: Manager,
     metrics: Metrics,
     stopped: watch::Receiver<bool>,
@@ -79,10 +80,10 @@ impl Metrics {
     }
 }
 
-impl<S: Store> Service<S> {
+impl<S: Store, C: Chunks> Service<S, C> {
     /// Both roles, with their metrics in `registry`. Held answers end when `stopped` turns true.
     pub fn new(
-        meta: Arc<Meta<S>>,
+        meta: Arc<Meta<S, C>>,
         manager: Manager,
         registry: &mut Registry,
         stopped: watch::Receiver<bool>,
@@ -130,7 +131,7 @@ impl<S: Store> Service<S> {
     }
 }
 
-impl<S: Store> Handler for Service<S> {
+impl<S: Store, C: Chunks> Handler for Service<S, C> {
     async fn handle(&self, call: Call) -> Result<Reply, Error> {
         let start = Instant::now();
         // Boxed: one future for seventeen kinds would be as large as the largest of them.
@@ -154,7 +155,9 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
         .with_context(|| format!("--data {}: open the store", args.data.display()))?;
     let (manager, owner) = Manager::start(store.clone(), args.cluster.clone()).await?;
     let published = manager.published();
-    let meta = Arc::new(Meta::open(store.clone(), &args.cluster, random()?, published).await?);
+    let chunks = Remote::new(published.clone(), ClientId::new(random()?));
+    let meta = Meta::open(store.clone(), chunks, &args.cluster, random()?, published).await?;
+    let meta = Arc::new(meta);
     let listener = bind("--listen", &args.listen).await?;
     let admin_listener = bind("--admin", &args.admin).await?;
     tracing::info!(
@@ -170,11 +173,8 @@ pub async fn serve(args: ServeArgs) -> anyhow::Result<()> {
     let (stop_admin, admin_stopped) = watch::channel(false);
     tokio::spawn(rpc::admin::serve(admin_listener, admin, admin_stopped));
     let serving = tokio::spawn(rpc::serve::serve(listener, service, stopped));
-    let collector = tokio::spawn(collect(
-        Arc::clone(&meta),
-        ClientId::new(random()?),
-        Duration::from_secs(args.grace_seconds),
-    ));
+    let grace = Duration::from_secs(args.grace_seconds);
+    let collector = tokio::spawn(collect(Collector::new(Arc::clone(&meta), grace)));
     let ended = tokio::select! {
         error = owner => Err(error.into()),
         failure = failed(&store) => Err(anyhow::anyhow!(failure)),
@@ -207,9 +207,7 @@ async fn failed(store: &Embedded) -> String {
     }
 }
 
-async fn collect<S: Store>(meta: Arc<Meta<S>>, client: ClientId, grace: Duration) {
-    let remote = Remote::new(Arc::clone(&meta), client);
-    let mut collector = Collector::new(meta, remote, grace);
+async fn collect<S: Store, C: Chunks>(mut collector: Collector<S, C>) {
     let mut pause = tokio::time::interval(COLLECT_PAUSE);
     pause.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

@@ -1,6 +1,7 @@
 //! The metadata service over a store: runs each operation until it commits or is refused, gives
 //! retries their first answer, and knows which clients are alive.
 
+use crate::chunks::Chunks;
 use crate::manager::service::Published;
 use crate::op::{Given, OpError, Operation, format};
 use crate::schema::{self, Answered, HashKey, Mark, Record, answered_key, client_key, within};
@@ -13,9 +14,11 @@ use rpc::message::meta::{Caller, KeepSessions, ROOT};
 use rpc::{Code, Error, clock::boot_time};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
+
+pub(crate) mod cut;
 
 /// Attempts of one operation before the client is asked to come back. Each failed one means that
 /// another committed.
@@ -32,8 +35,10 @@ pub const CLIENT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The metadata service.
 #[derive(Debug)]
-pub struct Meta<S> {
+pub struct Meta<S, C> {
     store: S,
+    chunks: Arc<C>,
+    cuts: cut::Locks,
     hash: HashKey,
     published: watch::Receiver<Published>,
     ids: tokio::sync::Mutex<Range<u64>>,
@@ -41,13 +46,14 @@ pub struct Meta<S> {
     clients: Mutex<BTreeMap<ClientId, Duration>>,
 }
 
-impl<S: Store> Meta<S> {
+impl<S: Store, C: Chunks> Meta<S, C> {
     /// Opens the metadata in `store`, making it first if the store is empty.
     ///
     /// # Errors
     /// The store is unreadable, or belongs to another cluster.
     pub async fn open(
         store: S,
+        chunks: C,
         cluster: &str,
         hash_key: u128,
         published: watch::Receiver<Published>,
@@ -65,12 +71,18 @@ impl<S: Store> Meta<S> {
                 .insert(ClientId::new(u128::from_be_bytes(schema::parse_id(&key)?)), boot_time());
         }
         let (ids, clients) = (tokio::sync::Mutex::new(0..0), Mutex::new(clients));
-        Ok(Self { store, hash, published, ids, clients })
+        let (chunks, cuts) = (Arc::new(chunks), cut::Locks::default());
+        Ok(Self { store, chunks, cuts, hash, published, ids, clients })
     }
 
     /// The store.
     pub const fn store(&self) -> &S {
         &self.store
+    }
+
+    /// The chunks of files.
+    pub(crate) fn chunks(&self) -> &C {
+        &self.chunks
     }
 
     /// What the manager published last.
@@ -81,15 +93,17 @@ impl<S: Store> Meta<S> {
     /// Runs `request` to its end.
     ///
     /// # Errors
-    /// The operation's refusal; [`Code::Conflict`] after too many attempts; [`Code::Internal`]
-    /// for a damaged or failed store.
+    /// The operation's refusal, or a storage server's if chunks were to be cut; [`Code::Conflict`] after
+    /// too many attempts; [`Code::Internal`] for a damaged or failed store.
     pub async fn execute<R: Operation>(&self, request: &R) -> Result<R::Response, Error> {
         if let Some(caller) = request.caller() {
             self.saw(caller.client);
         }
+        let mut settled = false;
         for _ in 0..ATTEMPTS_MAX {
-            match self.attempt(request).await {
-                Ok(response) => return Ok(response),
+            match self.step(request, &mut settled).await {
+                Ok(Some(response)) => return Ok(response),
+                Ok(None) => {}
                 Err(OpError::Refused(error)) => return Err(error),
                 Err(OpError::Txn(error)) if error.is_retryable() => tokio::task::yield_now().await,
                 Err(error) => return Err(internal(&error)),
@@ -98,9 +112,37 @@ impl<S: Store> Meta<S> {
         Err(Error::new(Code::Conflict, format!("gave up after {ATTEMPTS_MAX} attempts")))
     }
 
-    async fn attempt<R: Operation>(&self, request: &R) -> Result<R::Response, OpError> {
+    /// One attempt, or what has to be done before the next one.
+    async fn step<R: Operation>(
+        &self,
+        request: &R,
+        settled: &mut bool,
+    ) -> Result<Option<R::Response>, OpError> {
+        match self.attempt(request, *settled).await {
+            Err(OpError::CutPending(inode)) => self.finish_cut(inode).await?,
+            Err(OpError::Unsettled(inode)) => {
+                self.settle_length(inode).await?;
+                *settled = true;
+            }
+            Err(error) => return Err(error),
+            Ok(response) => {
+                // Also for a retry, which is given the first answer: the first one may have failed here.
+                if let Some(inode) = request.cuts() {
+                    self.finish_cut(inode).await?;
+                }
+                return Ok(Some(response));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn attempt<R: Operation>(
+        &self,
+        request: &R,
+        settled: bool,
+    ) -> Result<R::Response, OpError> {
         let fresh = if R::MAKES_INODE { self.fresh_id().await? } else { 0 };
-        let given = self.given(InodeId::new(fresh));
+        let given = Given { settled, ..self.given(InodeId::new(fresh)) };
         let mut txn = self.store.begin().await?;
         let Some(caller) = request.caller() else {
             return request.apply(&mut txn, &given).await;
@@ -177,7 +219,8 @@ impl<S: Store> Meta<S> {
         let layout = layout.is_valid().then_some(layout);
         let replicas = replicas.max(1);
         let space = (capacity / replicas, used / replicas);
-        Given { now_ns: now_ns(), fresh, layout, hash: self.hash, space }
+        let (now_ns, hash, settled) = (now_ns(), self.hash, false);
+        Given { now_ns, fresh, layout, hash, space, settled }
     }
 
     /// An inode id that was never given out before, by this process or another one.

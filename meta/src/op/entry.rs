@@ -2,8 +2,8 @@
 
 use super::file::open_session;
 use super::{
-    Given, OpError, Operation, attributes, check_name, check_sticky, load, load_directory,
-    load_inode, new_inode, refuse, store_inode, touch_directory,
+    Given, OpError, Operation, attributes, check_cut, check_name, check_sticky, load,
+    load_directory, load_inode, new_inode, refuse, store_inode, touch_directory,
 };
 use crate::schema::{
     self, Dentry, Inode, Mark, Record, dentries_from, dentry_key, directory_time_key, garbage_key,
@@ -100,6 +100,7 @@ impl Operation for Create {
             }
             Some(Dentry { kind: FileKind::Symlink, .. }) => return exists(&self.name, self.parent),
             Some(Dentry { inode, .. }) => {
+                check_cut(txn, inode, Isolation::Serializable).await?;
                 (inode, load_inode(txn, inode, Isolation::Serializable).await?)
             }
             None => {

@@ -1,13 +1,17 @@
 //! Operations on an inode: attributes, open files, length.
 //!
 //! The length protocol: writers report how far they wrote at fsync and close, under the truncate
-//! generation that their writes carried. A report never shortens a file, and one from before a
-//! truncation changes nothing: its writes were cut, or refused by the chunks.
+//! generation that their writes carried. A report never shortens a file. After one from before a
+//! truncation the chunks say how far the file reaches: its writes were cut, or refused, or they made
+//! chunks that were not there when the others were cut, and those count.
 
 use super::{
-    Given, LENGTH_MAX, OpError, Operation, attributes, load, load_inode, refuse, store_inode,
+    Given, LENGTH_MAX, OpError, Operation, attributes, check_cut, load, load_inode, refuse,
+    store_inode,
 };
-use crate::schema::{self, Inode, Mark, Record, client_session_key, session_key};
+use crate::schema::{
+    self, Inode, Mark, PendingCut, Record, client_session_key, cut_key, session_key,
+};
 use crate::txn::{Isolation, Txn};
 use chain::id::InodeId;
 use rpc::Code;
@@ -22,6 +26,8 @@ impl Operation for GetAttributes {
     }
 
     async fn apply<T: Txn>(&self, txn: &mut T, _: &Given) -> Result<Attributes, OpError> {
+        // A writer that was refused learns the new generation here.
+        check_cut(txn, self.inode, Isolation::Snapshot).await?;
         let inode = load_inode(txn, self.inode, Isolation::Snapshot).await?;
         attributes(txn, self.inode, &inode).await
     }
@@ -119,6 +125,9 @@ impl Operation for Open {
     }
 
     async fn apply<T: Txn>(&self, txn: &mut T, _: &Given) -> Result<Opened, OpError> {
+        if self.write {
+            check_cut(txn, self.inode, Isolation::Serializable).await?;
+        }
         let inode = load_file(txn, self.inode).await?;
         if inode.links == 0 {
             return refuse(Code::NotFound, format!("inode {} was removed", self.inode));
@@ -142,12 +151,16 @@ impl Operation for ReportLength {
         if self.length > LENGTH_MAX {
             return refuse(Code::TooLarge, format!("length {}", self.length));
         }
+        check_cut(txn, self.inode, Isolation::Serializable).await?;
         let mut inode = load_file(txn, self.inode).await?;
         if self.truncate_generation > inode.truncate_generation {
             let what = format!("truncate generation {}", self.truncate_generation);
             return refuse(Code::InvalidRequest, what);
         }
         let current = self.truncate_generation == inode.truncate_generation;
+        if !current && self.length > inode.length && !given.settled {
+            return Err(OpError::Unsettled(self.inode));
+        }
         if current && (self.length > inode.length || self.modified_ns > inode.modified_ns) {
             inode.length = inode.length.max(self.length);
             inode.modified_ns = inode.modified_ns.max(self.modified_ns);
@@ -167,14 +180,22 @@ impl Operation for Truncate {
         Some(&self.caller)
     }
 
+    fn cuts(&self) -> Option<InodeId> {
+        Some(self.inode)
+    }
+
     async fn apply<T: Txn>(&self, txn: &mut T, given: &Given) -> Result<Attributes, OpError> {
         if self.length > LENGTH_MAX {
             return refuse(Code::TooLarge, format!("length {}", self.length));
         }
+        check_cut(txn, self.inode, Isolation::Serializable).await?;
         let mut inode = load_file(txn, self.inode).await?;
         if self.length <= inode.length {
             // Also at the same length: another writer may have written past it, unreported.
             inode.truncate_generation += 1;
+            let truncate_generation = inode.truncate_generation;
+            let cut = PendingCut { length: self.length, truncate_generation };
+            txn.set(&cut_key(self.inode), &cut.to_value());
         }
         inode.length = self.length;
         inode.modified_ns = given.now_ns.max(inode.modified_ns);

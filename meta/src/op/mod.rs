@@ -36,6 +36,8 @@ pub struct Given {
     pub hash: HashKey,
     /// Bytes of the disks, divided by the replicas: all of them, and used ones.
     pub space: (u64, u64),
+    /// Whether an attempt before this one settled the length of the operation's file.
+    pub settled: bool,
 }
 
 /// Why an operation did not happen.
@@ -50,6 +52,12 @@ pub enum OpError {
     /// A stored value cannot be read.
     #[error(transparent)]
     Schema(#[from] SchemaError),
+    /// The chunks of this file are to be cut first. Another attempt then.
+    #[error("inode {0} waits for its chunks to be cut")]
+    CutPending(InodeId),
+    /// How far this file reaches is to be asked of its chunks first. Another attempt then.
+    #[error("inode {0} waits for its length")]
+    Unsettled(InodeId),
 }
 
 /// A request of the metadata service, run in a transaction.
@@ -59,6 +67,11 @@ pub trait Operation: Request {
 
     /// Who asks, if the operation changes anything: then a retry finds the first answer.
     fn caller(&self) -> Option<&Caller>;
+
+    /// The file whose chunks must be cut before the answer goes out, if the operation leaves that to do.
+    fn cuts(&self) -> Option<InodeId> {
+        None
+    }
 
     /// The operation. An error leaves the transaction to be dropped.
     fn apply<T: Txn>(
@@ -101,6 +114,15 @@ async fn load_inode<T: Txn>(
     match load(txn, &inode_key(inode), isolation).await? {
         Some(found) => Ok(found),
         None => refuse(Code::NotFound, format!("inode {inode}")),
+    }
+}
+
+/// Fails while the chunks of a file are still to be cut: until then it must not grow, and nobody may learn its truncate
+/// generation.
+async fn check_cut<T: Txn>(txn: &mut T, id: InodeId, isolation: Isolation) -> Result<(), OpError> {
+    match txn.get(&schema::cut_key(id), isolation).await? {
+        Some(_) => Err(OpError::CutPending(id)),
+        None => Ok(()),
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::chunks::tests::Memory;
 use crate::fsck::{Findings, check};
 use crate::op::Operation;
 use crate::txn::embedded::Embedded;
@@ -16,8 +17,9 @@ pub(crate) const USER: u32 = 1000;
 
 /// A metadata service on a store of its own.
 pub(crate) struct Fixture<S: Store = Embedded> {
-    pub(crate) meta: Arc<Meta<S>>,
+    pub(crate) meta: Arc<Meta<S, Memory>>,
     pub(crate) store: S,
+    pub(crate) chunks: Memory,
     publish: watch::Sender<Published>,
     next: Arc<AtomicU64>,
     pub(crate) client: ClientId,
@@ -48,15 +50,16 @@ impl<S: Store> Fixture<S> {
         let dir = Arc::new(tempfile::tempdir().unwrap());
         let store = wrap(Embedded::open(dir.path()).unwrap());
         let (publish, receive) = watch::channel(published(3));
+        let chunks = Memory::default();
         let meta = loop {
-            match Meta::open(store.clone(), "test", 77, receive.clone()).await {
+            match Meta::open(store.clone(), chunks.clone(), "test", 77, receive.clone()).await {
                 Ok(meta) => break Arc::new(meta),
                 Err(OpError::Txn(TxnError::UnknownResult)) => {}
                 Err(error) => panic!("{error}"),
             }
         };
         let (next, client) = (Arc::new(AtomicU64::new(1)), ClientId::new(5));
-        Self { meta, store, publish, next, client, _dir: dir }
+        Self { meta, store, chunks, publish, next, client, _dir: dir }
     }
 
     pub(crate) fn publish_chains(&self, chains: u32) {
@@ -246,7 +249,7 @@ async fn inode_ids_are_never_used_again() {
     let mut seen = BTreeSet::new();
     for restart in 0..3 {
         let receive = f.publish.subscribe();
-        let meta = Meta::open(f.store.clone(), "test", 1, receive).await.unwrap();
+        let meta = Meta::open(f.store.clone(), f.chunks.clone(), "test", 1, receive).await.unwrap();
         for i in 0..20 {
             let create = f.create_request(ROOT, &format!("{restart}-{i}"));
             assert!(seen.insert(meta.execute(&create).await.unwrap().attributes.inode));
@@ -257,7 +260,8 @@ async fn inode_ids_are_never_used_again() {
 #[tokio::test]
 async fn a_store_of_another_cluster_is_refused() {
     let f = Fixture::new().await;
-    let other = Meta::open(f.store.clone(), "other", 1, f.publish.subscribe()).await;
+    let other =
+        Meta::open(f.store.clone(), f.chunks.clone(), "other", 1, f.publish.subscribe()).await;
     assert_eq!(
         other.unwrap_err().to_string(),
         "WrongCluster: the store belongs to cluster test, not other"
