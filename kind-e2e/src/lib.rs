@@ -9,6 +9,7 @@
 
 pub mod audit;
 pub mod command;
+pub mod explain;
 pub mod helm;
 pub mod kube;
 pub mod node;

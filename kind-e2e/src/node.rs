@@ -1,10 +1,10 @@
-//! Faults of whole nodes, through `kind-e2e/cluster`. Only the local cluster can do this.
+//! Nodes of the local cluster: faults of a whole node through `kind-e2e/cluster`, and commands inside of one.
 
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use crate::command::{repository, run};
+use crate::command::{cache, repository, run, tool};
 
 /// A node in trouble; dropping it heals the node, so that a failed test leaves a whole cluster.
 #[derive(Debug)]
@@ -19,15 +19,6 @@ impl Trouble {
     /// When the cluster script fails.
     pub fn partition(node: &str) -> Result<Self> {
         cluster(&["partition", node])?;
-        Ok(Self { node: node.to_owned() })
-    }
-
-    /// Ends every process of the node, as a power cut would.
-    ///
-    /// # Errors
-    /// When the cluster script fails.
-    pub fn kill(node: &str) -> Result<Self> {
-        cluster(&["kill", node])?;
         Ok(Self { node: node.to_owned() })
     }
 
@@ -58,4 +49,27 @@ impl Drop for Trouble {
 
 fn cluster(args: &[&str]) -> Result<String> {
     run(Command::new(repository().join("kind-e2e/cluster")).args(args))
+}
+
+/// A command in a node's mount, network and UTS namespaces: it works also while the node is cut off.
+///
+/// # Errors
+/// When the node does not run on this machine.
+pub fn command(node: &str, program: &str) -> Result<Command> {
+    let path = cache().join(format!("cluster/run/{node}/pid"));
+    let pid = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let mut command = Command::new("nsenter");
+    command.args(["-t", pid.trim(), "-m", "-n", "-u", "--wd=/"]);
+    command.arg(tool(program).get_program());
+    Ok(command)
+}
+
+/// `crictl` of a node.
+///
+/// # Errors
+/// When the node does not run on this machine.
+pub fn crictl(node: &str) -> Result<Command> {
+    let mut crictl = command(node, "crictl")?;
+    crictl.args(["--runtime-endpoint", "unix:///run/containerd/containerd.sock"]);
+    Ok(crictl)
 }

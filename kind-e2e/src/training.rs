@@ -92,15 +92,42 @@ fn script(name: &str, args: &[&str]) -> Result<String> {
     run(Command::new(repository().join("kind-e2e").join(name)).args(args))
 }
 
-/// Removes what an earlier run has left of a Dataset and of the pod of the same name.
-///
-/// # Errors
-/// When they cannot be removed.
-pub fn forget(name: &str) -> Result<()> {
-    for kind in ["pod", "dataset"] {
-        kube::kubectl(&["-n", TRAIN, "delete", kind, name, "--ignore-not-found", "--timeout=60s"])?;
+/// A Dataset that is made to fail, and the pod of the same name that reads it; dropping it deletes both.
+#[derive(Debug)]
+pub struct Trial {
+    name: &'static str,
+}
+
+impl Trial {
+    /// Removes what an earlier run has left of both.
+    ///
+    /// # Errors
+    /// When they cannot be removed.
+    pub fn begin(name: &'static str) -> Result<Self> {
+        for kind in ["pod", "dataset"] {
+            kube::delete(TRAIN, kind, name)?;
+        }
+        Ok(Self { name })
     }
-    Ok(())
+
+    /// The name of both.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        for kind in ["pod", "dataset"] {
+            // Nobody waits for them: their names are not used again in this run.
+            let args = ["-n", TRAIN, "delete", kind, self.name, "--ignore-not-found"];
+            let deleted = kube::kubectl(&[args.as_slice(), &["--wait=false"]].concat());
+            if let Err(error) = deleted {
+                eprintln!("{kind} {} stays: {error:#}", self.name);
+            }
+        }
+    }
 }
 
 /// Succeeds when the condition has this status and reason.
@@ -112,23 +139,6 @@ pub fn has_reason(dataset: &str, status: &str, reason: &str) -> Result<()> {
     let (is, why) = kube::condition(&object, "Accessible")?;
     ensure!(is == status && why.starts_with(&format!("{reason}: ")), "Accessible is {is}: {why}");
     Ok(())
-}
-
-/// Succeeds when the pod has an Event with this reason, and gives back its text.
-///
-/// # Errors
-/// When it has none, with those that it has.
-pub fn event(pod: &str, reason: &str) -> Result<String> {
-    let uid = kube::get(TRAIN, "pod", pod)?["metadata"]["uid"].as_str().map(str::to_owned);
-    let field = format!("involvedObject.uid={}", uid.context("the pod's uid")?);
-    let text =
-        kube::kubectl(&["-n", TRAIN, "get", "events", "--field-selector", &field, "-o", "json"])?;
-    let list: Value = serde_json::from_str(&text).context("parse events")?;
-    let events = list["items"].as_array().context("a list of events")?;
-    let found = events.iter().rev().find(|event| event["reason"] == reason);
-    let reasons: Vec<_> = events.iter().map(|event| &event["reason"]).collect();
-    let found = found.with_context(|| format!("no event {reason} on {pod}: {reasons:?}"))?;
-    Ok(found["message"].as_str().unwrap_or_default().to_owned())
 }
 
 /// Restarts of all containers of a pod.

@@ -15,9 +15,22 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub fn until<T>(
     what: &str,
     deadline: Duration,
+    look: impl FnMut() -> Result<T>,
+) -> Result<(T, Duration)> {
+    since(Instant::now(), what, deadline, look)
+}
+
+/// [`until`] with a deadline that counts from `begin`: several things that have the same time for all
+/// of them are waited for one after the other.
+///
+/// # Errors
+/// As [`until`].
+pub fn since<T>(
+    begin: Instant,
+    what: &str,
+    deadline: Duration,
     mut look: impl FnMut() -> Result<T>,
 ) -> Result<(T, Duration)> {
-    let begin = Instant::now();
     loop {
         let seen = look();
         let passed = begin.elapsed();
@@ -45,5 +58,18 @@ mod tests {
         let message = format!("{:#}", result.expect_err("nothing was ever seen"));
         assert_eq!(message, format!("the moon did not happen within 0 s: look {looks}"));
         assert!(looks >= 2);
+    }
+
+    #[test]
+    fn two_waits_with_one_beginning_share_their_time() {
+        let (begin, time) = (Instant::now(), Duration::from_millis(500));
+        let first: Result<((), _)> = since(begin, "the first", time, || bail!("never"));
+        assert!(first.is_err());
+        let mut looks = 0;
+        let second: Result<((), _)> = since(begin, "the second", time, || {
+            looks += 1;
+            bail!("never")
+        });
+        assert!(second.is_err() && looks == 1, "{looks} looks");
     }
 }

@@ -2,17 +2,17 @@
 //! the file's name, and says in one line of JSON what an application would have felt.
 //!
 //! `write` and `read` go on until their standard input ends, so that whoever runs them through `kubectl exec`
-//! decides when they have seen enough.
+//! decides when they have seen enough. To each line that they are sent they answer how much they have done so far.
 
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "what it measured is its output")]
 
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{BufRead, ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -23,6 +23,7 @@ exerciser create FILE BYTES         write FILE, sync and close it
 exerciser verify FILE               read FILE, compare each byte with what create or write put there
 exerciser write DIR BYTES           files of BYTES one after the other, until standard input ends
 exerciser read FILE THREADS         blocks of FILE past the page cache, until standard input ends
+exerciser falter FILE               make FILE and fail; if it is there, remove it and end well
 exerciser list DIR                  names in DIR
 exerciser remove PATH...            remove files and folders";
 /// Bytes of one read and of one write.
@@ -43,6 +44,7 @@ fn main() -> Result<()> {
         ["verify", file] => verify(Path::new(file))?,
         ["write", dir, bytes] => write(Path::new(dir), bytes.parse().context("BYTES")?),
         ["read", file, threads] => read(Path::new(file), threads.parse().context("THREADS")?)?,
+        ["falter", file] => falter(Path::new(file))?,
         ["list", dir] => list(Path::new(dir))?,
         ["remove", paths @ ..] => remove(paths)?,
         _ => bail!("{USAGE}"),
@@ -122,31 +124,61 @@ fn verify(path: &Path) -> Result<Value> {
     Ok(json!({"bytes": all.len()}))
 }
 
-/// Set once standard input has ended.
-fn until_input_ends(stop: &AtomicBool) {
-    let mut ignored = [0; 64];
-    while !matches!(std::io::stdin().read(&mut ignored), Ok(0) | Err(_)) {}
-    stop.store(true, Ordering::Relaxed);
+/// What the threads of `write` and `read` share.
+#[derive(Default)]
+struct Course {
+    /// Set once standard input has ended.
+    stop: AtomicBool,
+    /// What has succeeded so far: reads, or files.
+    done: AtomicU64,
 }
 
-fn started() {
-    println!("started");
-    let _ = std::io::stdout().flush();
+impl Course {
+    fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    fn count(&self) {
+        self.done.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn answer_until_input_ends(&self) {
+        for line in std::io::stdin().lock().lines() {
+            if line.is_err() {
+                break;
+            }
+            say(&self.done().to_string());
+        }
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whoever does not listen any more need not be told.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 fn write(dir: &Path, bytes: usize) -> Value {
-    let stop = AtomicBool::new(false);
+    let course = Course::default();
     let (mut files, mut longest, mut errors) = (0_usize, Duration::ZERO, Vec::new());
     std::thread::scope(|scope| {
-        scope.spawn(|| until_input_ends(&stop));
-        while !stop.load(Ordering::Relaxed) {
+        scope.spawn(|| course.answer_until_input_ends());
+        while !course.is_over() {
             let path: PathBuf = dir.join(format!("written-{}", files % FILES_KEPT));
             match fill(&path, bytes) {
-                Ok(took) => longest = longest.max(took),
+                Ok(took) => {
+                    course.count();
+                    longest = longest.max(took);
+                }
                 Err(error) => errors.push(format!("{error:#}")),
             }
             if files == 0 {
-                started();
+                say("started");
             }
             files += 1;
             if errors.len() > 20 {
@@ -154,13 +186,17 @@ fn write(dir: &Path, bytes: usize) -> Value {
             }
         }
     });
-    json!({"files": files, "longestMs": longest.as_millis(), "errors": errors})
+    json!({
+        "done": course.done(),
+        "files": files,
+        "longestMs": longest.as_millis(),
+        "errors": errors,
+    })
 }
 
 /// What one reading thread has met.
 #[derive(Default)]
 struct Met {
-    reads: u64,
     longest: Duration,
     errors: Vec<String>,
 }
@@ -173,49 +209,61 @@ fn read(path: &Path, threads: u64) -> Result<Value> {
         .with_context(|| format!("open {}", path.display()))?;
     let blocks = file.metadata().context("size")?.len() / BLOCK as u64;
     ensure!(blocks > 0, "{} has less than one block", path.display());
-    let (stop, all) = (AtomicBool::new(false), Mutex::new(Met::default()));
+    let (course, all) = (Course::default(), Mutex::new(Met::default()));
     let begin = Instant::now();
     std::thread::scope(|scope| {
-        scope.spawn(|| until_input_ends(&stop));
+        scope.spawn(|| course.answer_until_input_ends());
         for thread in 0..threads {
-            let (file, stop, all) = (&file, &stop, &all);
+            let (file, course, all) = (&file, &course, &all);
             scope.spawn(move || {
-                let met = read_blocks(file, &name_of(path), blocks, thread, stop);
+                let met = read_blocks(file, &name_of(path), blocks, thread, course);
                 let mut all = all.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                all.reads += met.reads;
                 all.longest = all.longest.max(met.longest);
                 all.errors.extend(met.errors);
             });
         }
-        started();
+        say("started");
     });
     let all = all.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     Ok(json!({
-        "reads": all.reads,
+        "done": course.done(),
         "seconds": begin.elapsed().as_secs_f64(),
         "longestMs": all.longest.as_millis(),
         "errors": all.errors,
     }))
 }
 
-fn read_blocks(file: &File, name: &str, blocks: u64, thread: u64, stop: &AtomicBool) -> Met {
+fn read_blocks(file: &File, name: &str, blocks: u64, thread: u64, course: &Course) -> Met {
     let mut met = Met::default();
     let (mut buffer, mut expected) = (vec![0; BLOCK], vec![0; BLOCK]);
-    while !stop.load(Ordering::Relaxed) && met.errors.len() < 5 {
+    let mut round = 0;
+    while !course.is_over() && met.errors.len() < 5 {
         // A stride that has no common factor with the number of threads spreads over the whole file.
-        let number = (thread * 31 + met.reads * 7) % blocks;
+        let number = (thread * 31 + round * 7) % blocks;
         let begin = Instant::now();
         let got = file.read_exact_at(&mut buffer, number * BLOCK as u64);
         met.longest = met.longest.max(begin.elapsed());
-        met.reads += 1;
+        round += 1;
         block(name, number, &mut expected);
         match got {
             Err(error) => met.errors.push(format!("block {number}: {error}")),
             Ok(()) if buffer != expected => met.errors.push(format!("block {number} differs")),
-            Ok(()) => {}
+            Ok(()) => course.count(),
         }
     }
     met
+}
+
+/// What a Job that is tried again needs: it fails once. The file shows that the first attempt's write was kept.
+fn falter(path: &Path) -> Result<Value> {
+    match OpenOptions::new().write(true).create_new(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            std::fs::remove_file(path).with_context(|| format!("remove {}", path.display()))?;
+            Ok(json!({"attempt": 2}))
+        }
+        Err(error) => Err(error).with_context(|| format!("make {}", path.display())),
+        Ok(_) => bail!("{} was not there; the next attempt will find it", path.display()),
+    }
 }
 
 fn list(dir: &Path) -> Result<Value> {

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use kind_e2e::pod::{EXERCISE, Pod, dataset, explained};
+use kind_e2e::explain::explained;
+use kind_e2e::pod::{EXERCISE, Pod, dataset};
 use kind_e2e::site::{CLUSTER, STORAGE, SYSTEM};
 use kind_e2e::{helm, kube};
 use serde_json::json;
