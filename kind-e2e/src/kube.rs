@@ -100,9 +100,17 @@ pub fn delete_with_dependents(namespace: &str, kind: &str, name: &str) -> Result
     delete_with(&["--cascade=foreground"], namespace, kind, name)
 }
 
+/// [`delete`] that does not wait: nobody uses the name again in this run.
+///
+/// # Errors
+/// When the API server refuses.
+pub fn abandon(namespace: &str, kind: &str, name: &str) -> Result<()> {
+    delete_with(&["--wait=false"], namespace, kind, name)
+}
+
 fn delete_with(flags: &[&str], namespace: &str, kind: &str, name: &str) -> Result<()> {
     let mut args = vec!["-n", namespace, "delete", kind, name, "--ignore-not-found"];
-    args.extend(["--wait", "--timeout=60s"]);
+    args.push("--timeout=60s");
     args.extend(flags);
     kubectl(&args)?;
     Ok(())

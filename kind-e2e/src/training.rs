@@ -120,10 +120,7 @@ impl Trial {
 impl Drop for Trial {
     fn drop(&mut self) {
         for kind in ["pod", "dataset"] {
-            // Nobody waits for them: their names are not used again in this run.
-            let args = ["-n", TRAIN, "delete", kind, self.name, "--ignore-not-found"];
-            let deleted = kube::kubectl(&[args.as_slice(), &["--wait=false"]].concat());
-            if let Err(error) = deleted {
+            if let Err(error) = kube::abandon(TRAIN, kind, self.name) {
                 eprintln!("{kind} {} stays: {error:#}", self.name);
             }
         }

@@ -64,7 +64,8 @@ fn every_forbidden_change_is_refused_in_our_words() -> Result<()> {
     // On a cluster that was used before, an operator would start servers for what is stored here.
     let away = site::OperatorAway::begin()?;
     let outcome = explained(store_and_change);
-    kube::delete("default", "namespace", CHANGED)?;
+    // From here on nothing can be made in it.
+    kube::abandon("default", "namespace", CHANGED)?;
     away.end()?;
     outcome
 }

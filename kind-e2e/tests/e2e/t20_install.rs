@@ -16,6 +16,8 @@ use serde_json::Value;
 const QUIET: Duration = Duration::from_secs(20);
 /// Pods and Datasets of earlier tests are on their way out within this.
 const RESTS_WITHIN: Duration = Duration::from_secs(120);
+/// Between two looks at the audit log.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 #[test]
 fn a_cluster_of_three_nodes_becomes_ready() -> Result<()> {
@@ -137,14 +139,21 @@ fn storage_pods_use_io_uring_under_their_own_seccomp_profile() -> Result<()> {
     })
 }
 
-/// What the operator wrote since the mark, its Lease left out. It must have renewed that: else the log says nothing.
-fn writes_since(mark: &audit::Mark) -> Result<Vec<audit::Write>> {
-    let all = mark.writes_by(OPERATOR)?;
+/// What the operator wrote since the mark: how often its Lease, and what else.
+fn writes_since(mark: &audit::Mark) -> Result<(usize, Vec<audit::Write>)> {
     let is_lease =
         |write: &audit::Write| write.resource == "leases" && write.object == OPERATOR_LEASE;
-    let (leases, others): (Vec<_>, Vec<_>) = all.into_iter().partition(is_lease);
-    ensure!(!leases.is_empty(), "the log has no write of {OPERATOR_LEASE}: is it the right one?");
-    Ok(others)
+    let (leases, others): (Vec<_>, Vec<_>) =
+        mark.writes_by(OPERATOR)?.into_iter().partition(is_lease);
+    Ok((leases.len(), others))
+}
+
+/// Checks that the operator has written nothing but its Lease since the mark; without that the log would say nothing.
+fn wrote_nothing_since(mark: &audit::Mark) -> Result<()> {
+    let (renewals, writes) = writes_since(mark)?;
+    ensure!(renewals > 0, "the log has no write of {OPERATOR_LEASE}: is it the right one?");
+    ensure!(writes.is_empty(), "{writes:#?}");
+    Ok(())
 }
 
 /// Waits until the operator has written nothing for [`QUIET`]; once for all tests.
@@ -159,15 +168,16 @@ fn rests() -> Result<()> {
 fn come_to_rest() -> Result<()> {
     site()?;
     let deadline = Instant::now() + RESTS_WITHIN;
-    loop {
-        let mark = audit::Mark::now()?;
-        std::thread::sleep(QUIET); // what is measured is this span of time itself
-        let writes = writes_since(&mark)?;
-        if writes.is_empty() {
-            return Ok(());
+    let (mut mark, mut since) = (audit::Mark::now()?, Instant::now());
+    while since.elapsed() < QUIET {
+        std::thread::sleep(LOOK_EVERY); // what is measured is a span of time itself
+        let (_, writes) = writes_since(&mark)?;
+        if !writes.is_empty() {
+            ensure!(Instant::now() < deadline, "it never rests for {QUIET:?}: {writes:#?}");
+            (mark, since) = (audit::Mark::now()?, Instant::now());
         }
-        ensure!(Instant::now() < deadline, "it never rests for {QUIET:?}: {writes:#?}");
     }
+    wrote_nothing_since(&mark)
 }
 
 #[test]
@@ -186,8 +196,6 @@ fn applying_the_same_ten_times_makes_the_operator_write_nothing() -> Result<()> 
             kube::apply(&manifest)?;
         }
         std::thread::sleep(QUIET); // whatever the operator makes of it, it does so within this span
-        let writes = writes_since(&mark)?;
-        ensure!(writes.is_empty(), "after the same manifest came ten times: {writes:#?}");
-        Ok(())
+        wrote_nothing_since(&mark).context("after the same manifest came ten times")
     })
 }

@@ -73,6 +73,7 @@ fn a_value_that_makes_no_sense_is_refused_by_its_name() -> Result<()> {
 #[test]
 fn storage_classes_of_the_values_reach_the_volume_claims() -> Result<()> {
     site::site()?;
+    kube::delete("default", "namespace", CLASSES)?;
     let outcome = explained(|| {
         let values = [
             ("metadata.volume.storageClassName", "for-meta"),
@@ -93,6 +94,6 @@ fn storage_classes_of_the_values_reach_the_volume_claims() -> Result<()> {
         Ok(())
     });
     // The release is a Secret of this namespace, so it goes too.
-    kube::delete("default", "namespace", CLASSES)?;
+    kube::abandon("default", "namespace", CLASSES)?;
     outcome
 }
