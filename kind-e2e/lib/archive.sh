@@ -41,7 +41,10 @@ load_image() { # load_image NUMBER ARCHIVE: imports unless the node has exactly 
   [ "$old" != "$config" ] || return 0
   in_node "$i" ctr -n k8s.io images import --local "$file" >/dev/null 2> >(grep -v DEPRECATION: >&2)
   # The CRI keeps an extra name for every config digest; without this the replaced image would never be collected.
-  [ -z "$old" ] || in_node "$i" ctr -n k8s.io images rm "sha256:$old" >/dev/null 2>&1 || true
+  if [ -n "$old" ]; then
+    in_node "$i" ctr -n k8s.io images rm "sha256:$old" >/dev/null 2>&1 || true
+    echo "$reference" >>"$STATE/replaced"
+  fi
   wait_for 20 "$reference on node-$i" test_node_image "$i" "$reference" "$config"
 }
 

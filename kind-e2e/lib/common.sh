@@ -41,6 +41,38 @@ wait_for() {
   done
 }
 
+# What no other process shares with this one, now or after a reboot: its id, when it started, and since which boot.
+identity() {
+  local fields
+  fields=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+  fields=${fields##*) } # after the name, which may hold anything
+  echo "$1 $(cut -d' ' -f20 <<<"$fields") $(cat /proc/sys/kernel/random/boot_id)"
+}
+
+# keep_pid FILE PID: remembers a process that outlives this script.
+keep_pid() {
+  identity "$2" >"$1.identity" && echo "$2" >"$1"
+}
+
+# lives FILE: does the process that keep_pid remembered still run? Its number alone may belong to another by now.
+lives() {
+  [ -s "$1" ] && [ "$(identity "$(cat "$1")")" = "$(cat "$1.identity" 2>/dev/null)" ]
+}
+
+# logged LOG COMMAND...: what it prints goes to a file, whose end is shown when it fails.
+logged() {
+  local log=$1 status=0
+  shift
+  mkdir -p "$(dirname "$log")"
+  # In the background, because errexit does not hold inside a command whose status is looked at.
+  ("$@") >"$log" 2>&1 &
+  wait $! || status=$?
+  [ $status = 0 ] || {
+    tail -20 "$log" >&2
+    die "$(basename "$log" .log): failed; the whole log is $log"
+  }
+}
+
 # The comment at the head of the script that runs.
 usage() { awk 'NR > 1 && !/^#/ { exit } NR > 1 { sub(/^# ?/, ""); print }' "$0"; }
 

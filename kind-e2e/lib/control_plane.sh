@@ -64,14 +64,14 @@ start_forwarder() {
       exec env -i PATH="$PATH" setsid socat "TCP-LISTEN:$API_PORT,bind=127.0.0.1,reuseaddr,fork" UNIX-CONNECT:api.sock \
         >"$STATE/forwarder.log" 2>&1 </dev/null
     ) &
-    echo $! >"$STATE/forwarder.pid"
+    keep_pid "$STATE/forwarder.pid" $!
     disown
   fi
   wait_for 20 "127.0.0.1:$API_PORT (see $STATE/forwarder.log; LAMPYRIS_API_PORT chooses another port)" \
     kubectl --kubeconfig="$KUBECONFIG_OUT" get --raw /readyz
 }
 
-forwarder_lives() { [ -s "$STATE/forwarder.pid" ] && kill -0 "$(cat "$STATE/forwarder.pid")" 2>/dev/null; }
+forwarder_lives() { lives "$STATE/forwarder.pid"; }
 
 stop_forwarder() {
   # Its group: the listener and one child for each open connection.

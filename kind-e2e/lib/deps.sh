@@ -5,7 +5,7 @@
 KUBERNETES=v1.36.3 ETCD=v3.6.16 CONTAINERD=v2.2.9 HELM=v4.2.4 CRICTL=v1.34.0 CNI=v1.9.1 COREDNS=v1.15.0
 VERSITYGW=v1.8.0 CSI_SANITY=v5.6.0 CRANE=v0.22.1
 
-CLUSTER_PACKAGES=(runc iptables conntrack iproute2 jq openssl socat curl ca-certificates util-linux gcc libc6-dev)
+CLUSTER_PACKAGES=(runc iptables conntrack iproute2 jq openssl socat curl ca-certificates util-linux procps gcc libc6-dev)
 BUILD_PACKAGES=(gcc g++ libc6-dev libclang-dev clang cmake pkg-config git jq librocksdb-dev)
 TRAIN_PACKAGES=(python3 python3-venv python3-dev python3-numpy python3-torch)
 
@@ -18,8 +18,10 @@ apt_install() {
   [ ${#missing[@]} -gt 0 ] || return 0
   [ "$(id -u)" = 0 ] || die "these Debian packages are missing and only root can install them: ${missing[*]}"
   say "apt: ${missing[*]}"
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+  # A fresh machine may be busy with its own updates.
+  apt-get update -qq -o DPkg::Lock::Timeout=300
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o DPkg::Lock::Timeout=300 --no-install-recommends \
+    "${missing[@]}" >/dev/null
 }
 
 # built_from PROGRAM MODULE VERSION: does the program say that it was built from this version?
@@ -32,23 +34,24 @@ go_tool() {
   local program=$1 module=$2 version=$3 package=$4 dir=$SRC/$(basename "$1")
   shift 4
   built_from "$program" "$module" "$version" && return 0
-  step "build $program $version" go_build "$dir" "$BIN/$program" "$package@$version" "$@"
+  step "build $program $version" logged "$dir.log" go_build "$dir" "$BIN/$program" "$package@$version" "$@"
 }
 
-go_build() {
-  local dir=$1 out=$2 package=$3
+# go_module FOLDER: goes there, into an own main module.
+go_module() {
+  mkdir -p "$1" "$BIN"
+  cd "$1"
+  export CGO_ENABLED=0 GOFLAGS=-mod=mod
+  [ -f go.mod ] || printf 'module lampyris.local/%s\n\ngo 1.26\n' "$(basename "$1")" >go.mod
+}
+
+go_build() { # go_build FOLDER OUT PACKAGE@VERSION [BUILD FLAGS...]
+  local out=$2 package=$3
+  go_module "$1"
   shift 3
-  mkdir -p "$dir" "$(dirname "$out")"
-  (
-    cd "$dir"
-    export CGO_ENABLED=0 GOFLAGS=-mod=mod
-    [ -f go.mod ] || printf 'module lampyris.local/%s\n\ngo 1.26\n' "$(basename "$dir")" >go.mod
-    go get -tool "$package"
-    go build "$@" -o "$out" "${package%@*}"
-  ) >"$dir.log" 2>&1 || {
-    tail -20 "$dir.log" >&2
-    die "building $out failed; the whole log is $dir.log"
-  }
+  mkdir -p "$(dirname "$out")"
+  go get -tool "$package"
+  go build "$@" -o "$out" "${package%@*}"
 }
 
 # k8s.io/kubernetes requires its staging modules at v0.0.0 and replaces them by folders that the module zip
@@ -60,7 +63,7 @@ kubernetes_module() {
   sed -E -e 's|^module .*|module lampyris.local/kubernetes|' -e '/^replace \(/,/^\)/d' \
     -e "s#^(\s+k8s.io/[a-z-]+) v0\.0\.0(\s|\$)#\1 $staging\2#" "$dir/go.mod"
   printf 'require k8s.io/kubernetes %s\nreplace (\n' "$KUBERNETES"
-  awk -v v="$staging" '/^\tk8s.io\/[a-z-]+ v0\.0\.0/ { print "\t" $1 " => " $1 " " v }' "$dir/go.mod" | sort -u
+  awk -v v="$staging" '/^\tk8s.io\/[a-z-]+ v0\.0\.0( |$)/ { print "\t" $1 " => " $1 " " v }' "$dir/go.mod" | sort -u
   printf ')\n'
   cp "$dir/go.sum" go.sum
   chmod u+w go.sum
@@ -69,30 +72,23 @@ kubernetes_module() {
 KUBERNETES_PROGRAMS=(kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl)
 
 build_kubernetes() {
-  local dir=$SRC/kubernetes flags="-s -w" package program minor
+  local flags="-s -w" package minor
   minor=$(cut -d. -f2 <<<"$KUBERNETES")
   for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
     flags+=" -X $package.gitVersion=$KUBERNETES -X $package.gitMajor=1 -X $package.gitMinor=$minor"
     flags+=" -X $package.gitTreeState=clean -X $package.gitCommit=modules"
   done
-  mkdir -p "$dir" "$BIN"
-  (
-    cd "$dir"
-    export CGO_ENABLED=0 GOFLAGS=-mod=mod
-    kubernetes_module >go.mod.new
-    mv go.mod.new go.mod
-    go build -o "$BIN/" -ldflags "$flags" "${KUBERNETES_PROGRAMS[@]/#/k8s.io/kubernetes/cmd/}"
-  ) >"$dir.log" 2>&1 || {
-    tail -20 "$dir.log" >&2
-    die "building Kubernetes failed; the whole log is $dir.log"
-  }
+  go_module "$1"
+  kubernetes_module >go.mod.new
+  mv go.mod.new go.mod
+  go build -o "$BIN/" -ldflags "$flags" "${KUBERNETES_PROGRAMS[@]/#/k8s.io/kubernetes/cmd/}"
 }
 
 kubernetes() {
   local program
   for program in "${KUBERNETES_PROGRAMS[@]}"; do
     built_from "$program" k8s.io/kubernetes $KUBERNETES && continue
-    step "build Kubernetes $KUBERNETES (about five minutes)" build_kubernetes
+    step "build Kubernetes $KUBERNETES (about five minutes)" logged $SRC/kubernetes.log build_kubernetes $SRC/kubernetes
     return
   done
 }
@@ -107,27 +103,29 @@ containerd() {
 
 # CoreDNS with the few plugins that a cluster's own names need.
 coredns() {
-  local dir=$SRC/coredns
   built_from coredns github.com/coredns/coredns $COREDNS && return
-  mkdir -p "$dir"
-  cp "$KIND_E2E/manifests/coredns.go.txt" "$dir/main.go"
-  step "build coredns $COREDNS" coredns_build "$dir"
+  step "build coredns $COREDNS" logged "$SRC/coredns.log" coredns_build "$SRC/coredns"
 }
 
 coredns_build() {
-  (
-    cd "$1"
-    export CGO_ENABLED=0 GOFLAGS=-mod=mod
-    [ -f go.mod ] || printf 'module lampyris.local/coredns\n\ngo 1.26\n' >go.mod
-    go get "github.com/coredns/coredns@$COREDNS"
-    go build -ldflags "-s -w" -o "$BIN/coredns" .
-  ) >"$1.log" 2>&1 || {
-    tail -20 "$1.log" >&2
-    die "building coredns failed; the whole log is $1.log"
-  }
+  go_module "$1"
+  cp "$KIND_E2E/manifests/coredns.go.txt" main.go
+  go get "github.com/coredns/coredns@$COREDNS"
+  go build -ldflags "-s -w" -o "$BIN/coredns" .
 }
 
-need_go() { command -v go >/dev/null || die "Go 1.26 or newer must be on the PATH"; }
+need_go() {
+  local version
+  command -v go >/dev/null || die "Go 1.26 or newer must be on the PATH"
+  version=$(go env GOVERSION) # go1.26.3
+  [ "$(printf '%s\n' go1.26 "$version" | sort -V | head -1)" = go1.26 ] || die "Go 1.26 or newer must be on the PATH, not $version"
+}
+
+# The Rust that the project pins; rustup may be set not to install by itself what is missing.
+toolchain() {
+  if command -v rustup >/dev/null; then (cd "$REPO" && rustup toolchain install >/dev/null 2>&1) || true; fi
+  (cd "$REPO" && cargo --version)
+}
 
 cluster_tools() {
   local plugin

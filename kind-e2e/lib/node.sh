@@ -10,6 +10,8 @@ API_PORT=${LAMPYRIS_API_PORT:-16443}
 KUBECONFIG_OUT=$CLUSTER/kubeconfig
 DISKS_PER_NODE=6
 CGROUPS=/sys/fs/cgroup
+# Another cache is another cluster: its cgroups are not ours.
+CGROUP=lampyris-$(cksum <<<"$CLUSTER" | cut -d' ' -f1)-node
 
 node_numbers() { seq $NODES; }
 
@@ -21,7 +23,8 @@ node_number() {
 }
 
 node_pid() { cat "$STATE/node-$1/pid"; }
-node_lives() { [ -s "$STATE/node-$1/pid" ] && [ -e "/proc/$(node_pid "$1")/ns/net" ]; }
+# A node has a mount namespace of its own: whoever ends "every process of a node" must never mean the machine.
+node_lives() { lives "$STATE/node-$1/pid" && [ ! "/proc/$(node_pid "$1")/ns/mnt" -ef /proc/self/ns/mnt ]; }
 
 in_node() { # in_node NUMBER COMMAND...
   local i=$1
@@ -37,7 +40,7 @@ daemon() {
   # exec all the way: $! is the daemon itself, and no shell stays behind to wait for it.
   (exec nsenter -t "$(node_pid "$i")" -m -n -u --wd=/ env -i PATH="$PATH" HOME=/ setsid "$@" \
     >>"$STATE/node-$i/log/$name.log" 2>&1 </dev/null) &
-  echo $! >"$STATE/node-$i/$name.pid"
+  keep_pid "$STATE/node-$i/$name.pid" $!
   disown
 }
 
@@ -47,34 +50,36 @@ make_cgroups() { # make_cgroups NUMBER
   local dir controller
   if unified_cgroups; then
     for controller in cpu memory pids cpuset io; do
-      echo "+$controller" >$CGROUPS/cgroup.subtree_control 2>/dev/null || true
+      echo "+$controller" >$CGROUPS/cgroup.subtree_control ||
+        die "cgroup v2: $CGROUPS/cgroup.subtree_control does not take '+$controller', and kubelet needs that controller"
     done
-    mkdir -p "$CGROUPS/lampyris-node-$1"
+    mkdir -p "$CGROUPS/$CGROUP-$1"
     return
   fi
   for dir in $CGROUPS/*/; do
-    [ "$(basename "$dir")" = unified ] || mkdir -p "$dir/lampyris-node-$1"
+    [ "$(basename "$dir")" = unified ] || mkdir -p "$dir/$CGROUP-$1"
   done
   for dir in cpuset.cpus cpuset.mems; do
-    cat "$CGROUPS/cpuset/$dir" >"$CGROUPS/cpuset/lampyris-node-$1/$dir"
+    cat "$CGROUPS/cpuset/$dir" >"$CGROUPS/cpuset/$CGROUP-$1/$dir"
   done
 }
 
 node_cgroups() { # every cgroup root of a node, or of all nodes with '*'
   local pattern=$1
   # shellcheck disable=SC2086
-  ls -d $CGROUPS/lampyris-node-$pattern $CGROUPS/*/lampyris-node-$pattern 2>/dev/null || true
+  ls -d $CGROUPS/$CGROUP-$pattern $CGROUPS/*/$CGROUP-$pattern 2>/dev/null || true
 }
 
 make_node() { # make_node NUMBER: its namespaces, mounts, link and containerd; keeps what a reboot would keep
   local i=$1 dir=$STATE/node-$1 keep=$CLUSTER/containerd/node-$1 disk
-  rm -rf --one-file-system "$dir"/{pid,run-containerd,netns}
+  rm -rf --one-file-system "$dir"/{pid,holder,run-containerd,netns}
   mkdir -p "$keep" "$dir"/{kubelet/seccomp,run-containerd,cni,cni-state,pods-log,containers-log,netns,log,etcd}
   for disk in $(seq $DISKS_PER_NODE); do mkdir -p "$dir/kubelet/disks/disk-$disk"; done
   (exec unshare --mount --net --uts --propagation private bash -c "
-    hostname node-$i; mount --make-rshared /; echo \$\$ >$dir/pid; exec sleep infinity" >/dev/null 2>&1 </dev/null) &
+    hostname node-$i; mount --make-rshared /; touch $dir/holder; exec sleep infinity" >/dev/null 2>&1 </dev/null) &
+  keep_pid "$dir/pid" $!
   disown
-  wait_for 10 "node-$i's namespaces" test -s "$dir/pid"
+  wait_for 10 "node-$i's namespaces" test -e "$dir/holder"
   in_node "$i" bash -euc "
     bind() { mkdir -p \$2; mount --bind \$1 \$2; mount --make-rshared \$2; }
     bind $keep /var/lib/containerd
@@ -143,7 +148,7 @@ authorization: {mode: Webhook}
 tlsCertFile: $STATE/pki/node-$i.crt
 tlsPrivateKeyFile: $STATE/pki/node-$i.key
 cgroupDriver: cgroupfs
-cgroupRoot: /lampyris-node-$i
+cgroupRoot: /$CGROUP-$i
 failCgroupV1: false
 failSwapOn: false
 maxOpenFiles: 20000

@@ -17,7 +17,8 @@ python_tools() {
 }
 
 python_install() {
-  [ -x "$PYTHON" ] || /usr/bin/python3 -m venv --system-site-packages "$CACHE/py" || return 1
+  # --clear: what an interrupted run has left may lack pip.
+  "$PYTHON" -m pip --version >/dev/null 2>&1 || /usr/bin/python3 -m venv --clear --system-site-packages "$CACHE/py" || return 1
   "$PYTHON" -m pip install -q --disable-pip-version-check "${PYTHON_PACKAGES[@]}"
 }
 

@@ -43,22 +43,18 @@ s3_keys() {
     "\"accessKeyId\":\"$id\",\"secretAccessKey\":\"$secret\"" | kubectl apply -f - >/dev/null
 }
 
-# with_forward COMMAND...: runs it while $S3_PORT leads to the server.
-with_forward() {
-  local log status=0
-  log=$(mktemp -d)
-  kubectl -n s3 port-forward deployment/s3 :7070 >"$log/out" 2>&1 &
-  S3_FORWARD=$!
-  s3_secret tls ca\\.crt | base64 -d >"$log/ca.crt"
-  S3_FILES=$log S3_USER="$(s3_secret root accessKeyId | base64 -d):$(s3_secret root secretAccessKey | base64 -d)"
-  wait_for 20 "forwarding a port to the S3 server" grep -q '^Forwarding from 127' "$log/out"
-  S3_PORT=$(sed -n 's/^Forwarding from 127.0.0.1:\([0-9]*\).*/\1/p' "$log/out")
-  "$@" || status=$?
-  kill $S3_FORWARD
-  wait $S3_FORWARD 2>/dev/null || true
-  rm -rf "$log"
-  return $status
-}
+# with_forward COMMAND...: runs it while $S3_PORT leads to the server. A subshell: however it ends, the forward ends.
+with_forward() (
+  S3_FILES=$(mktemp -d)
+  kubectl -n s3 port-forward deployment/s3 :7070 >"$S3_FILES/out" 2>&1 &
+  forward=$!
+  trap 'kill $forward 2>/dev/null || true; rm -rf "$S3_FILES"' EXIT
+  s3_secret tls ca\\.crt | base64 -d >"$S3_FILES/ca.crt"
+  S3_USER="$(s3_secret root accessKeyId | base64 -d):$(s3_secret root secretAccessKey | base64 -d)"
+  wait_for 20 "forwarding a port to the S3 server" grep -q '^Forwarding from 127' "$S3_FILES/out"
+  S3_PORT=$(sed -n 's/^Forwarding from 127.0.0.1:\([0-9]*\).*/\1/p' "$S3_FILES/out")
+  "$@"
+)
 
 # s3_request BUCKET/KEY PAYLOAD-SHA256 CURL-FLAGS...; the key pair goes in by a file, not by an argument.
 s3_request() {
