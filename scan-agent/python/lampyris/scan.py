@@ -303,6 +303,8 @@ class _ArrowMaker:
 
 
 class _NumpyMaker:
+    _RAGGED = ("list",)  # Kinds whose values are Ragged.
+
     def prepare(self, columns: List[dict]) -> None:
         self._columns = columns
         for column in columns:
@@ -311,8 +313,11 @@ class _NumpyMaker:
     def _check(self, name: str, kind: dict) -> None:
         if kind["kind"] == "decimal":
             raise UnsupportedType(f"column {name}: decimals need format='arrow'")
-        if "item" in kind:
-            self._check(name, kind["item"])
+        item = kind.get("item")
+        if item is not None:
+            if kind["kind"] == "fixedSizeList" and item["kind"] in self._RAGGED:
+                raise UnsupportedType(f"column {name}: fixed-size lists of {item['kind']} need format='arrow'")
+            self._check(name, item)
 
     def batch(self, batch: dict, memory: _Batch) -> Dict[str, Any]:
         out: Dict[str, Any] = {}
@@ -336,8 +341,6 @@ class _NumpyMaker:
         if name == "fixedSizeList":
             child = node["children"][0]
             items = self._values(kind["item"], child, memory, self._valid(child, memory))
-            if isinstance(items, Ragged):
-                raise UnsupportedType("fixed-size lists of strings or lists need format='arrow'")
             return items.reshape((node["len"], kind["size"]) + tuple(items.shape[1:]))
         if name == "list":
             child = node["children"][0]
@@ -369,6 +372,7 @@ class _NumpyMaker:
 
 
 class _TorchMaker(_NumpyMaker):
+    _RAGGED = ("list", "utf8", "binary")
     _WIDER = {"uint16": np.int32, "uint32": np.int64}
 
     def _check(self, name: str, kind: dict) -> None:

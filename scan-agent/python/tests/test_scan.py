@@ -1,6 +1,7 @@
 """The scan from end to end: upstream's files and ours, every format, what goes wrong."""
 
 import gc
+import importlib
 import threading
 
 import numpy as np
@@ -12,6 +13,7 @@ import vortex
 
 import lampyris
 from lampyris.digest import row_digest
+from lampyris.errors import from_reply
 
 NAMES = ["upstream", "ours", "flights", "flights-ours"]
 
@@ -120,6 +122,31 @@ def test_mistakes_are_explained(agent):
         lampyris.scan("flights", format="jax", socket=agent)
     with pytest.raises(lampyris.InvalidRequest, match="batchRows"):
         lampyris.scan("flights", batch_rows=0, socket=agent)
+
+
+def test_what_a_format_cannot_hold_is_refused_before_the_first_batch():
+    formats = importlib.import_module("lampyris.scan")._FORMATS
+    u64 = {"kind": "int", "bits": 64, "signed": False}
+    decimal = {"kind": "decimal", "precision": 10, "scale": 2}
+    ragged = {"kind": "list", "item": {"kind": "bool"}}
+    pairs = lambda item: {"kind": "fixedSizeList", "size": 2, "item": item}
+    refused = {
+        "numpy": [decimal, pairs(decimal), pairs(ragged), {"kind": "list", "item": pairs(ragged)}],
+        "torch": [decimal, u64, pairs(u64), pairs(ragged), pairs({"kind": "utf8"}), pairs({"kind": "binary"})],
+        "arrow": [],
+    }
+    for name, kinds in refused.items():
+        for kind in kinds:
+            with pytest.raises(lampyris.UnsupportedType, match="column c: "):
+                formats[name]().prepare([{"name": "c", "nullable": True, "type": kind}])
+    for kind in refused["torch"]:
+        formats["arrow"]().prepare([{"name": "c", "nullable": True, "type": kind}])
+    formats["numpy"]().prepare([{"name": "c", "nullable": True, "type": pairs({"kind": "utf8"})}])
+
+
+def test_an_agent_with_too_many_scans_is_worth_another_try():
+    error = from_reply({"reason": "Busy", "message": "64 scans are running"})
+    assert isinstance(error, lampyris.ScanInterrupted) and error.message == "64 scans are running"
 
 
 def test_a_cut_file_is_a_typed_failure(agent):
