@@ -87,17 +87,44 @@ pub fn run(
 /// Writes one JSON object to standard output and to `path` if it can be written.
 pub(crate) fn write_result(text: &serde_json::Value, path: &Path) -> anyhow::Result<()> {
     use std::io::Write;
-    let mut text = text.to_string();
     writeln!(std::io::stdout(), "{text}")?;
-    let mut end = RESULT_BYTES.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.truncate(end);
-    if let Err(error) = std::fs::write(path, text) {
+    if let Err(error) = std::fs::write(path, fit(text.clone())) {
+        // Outside Kubernetes there is none.
         tracing::debug!(%error, path = %path.display(), "no termination log");
     }
     Ok(())
+}
+
+/// The result with so much left out that kubelet keeps it whole: half a JSON object says nothing.
+fn fit(mut result: serde_json::Value) -> String {
+    loop {
+        let text = result.to_string();
+        let excess = text.len().saturating_sub(RESULT_BYTES);
+        if excess == 0 || !shorten(&mut result, excess) {
+            return text;
+        }
+    }
+}
+
+/// Leaves out what is missed least; false if nothing is left to leave out.
+fn shorten(result: &mut serde_json::Value, excess: usize) -> bool {
+    let report = result.get_mut("ok").and_then(serde_json::Value::as_object_mut);
+    if report.is_some_and(|report| report.remove("columnList").is_some()) {
+        return true;
+    }
+    let failures = result.pointer_mut("/error/failures").and_then(|list| list.as_array_mut());
+    if failures.is_some_and(|list| list.pop().is_some()) {
+        return true;
+    }
+    let Some(serde_json::Value::String(message)) = result.pointer_mut("/error/message") else {
+        return false;
+    };
+    // A byte of text takes up to six in JSON.
+    let less = message.len().saturating_sub(excess.div_ceil(6));
+    let end = message.floor_char_boundary(less);
+    let is_shorter = end < message.len();
+    message.truncate(end);
+    is_shorter
 }
 
 /// Opens every file of the dataset and adds it up. Blocks.
@@ -108,6 +135,7 @@ pub fn inspect(source: &Arc<dyn Source>, io: &Handle) -> Result<Report, Failure>
     let mut columns: Option<Vec<Column>> = None;
     for object in &objects {
         let file = File::open(source, object, io, &footers)?;
+        file.check_layouts()?;
         rows += file.rows();
         let has = file.columns(&Plan::default()).map_err(|error| {
             let reason = Reason::UnknownEncoding;
@@ -159,4 +187,44 @@ fn revision(objects: &[Object]) -> String {
         hash.update(format!("{}\0{}\0{}\n", object.path, object.size, object.identity));
     }
     hex::encode(hash.finalize())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn fitted(result: Value) -> Value {
+        let text = fit(result);
+        assert!(text.len() <= RESULT_BYTES, "{} bytes", text.len());
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn a_result_that_is_short_enough_is_kept_as_it_is() {
+        let result = json!({"ok": {"rows": 7, "columnList": ["a: i64", "b: utf8"]}});
+        assert_eq!(fitted(result.clone()), result);
+    }
+
+    #[test]
+    fn a_long_result_stays_json_and_keeps_what_matters() {
+        let columns: Vec<String> =
+            (0..64).map(|n| format!("{n}{}: i64", "x".repeat(200))).collect();
+        let kept = fitted(json!({"ok": {"rows": 7, "columns": 64, "columnList": columns}}));
+        assert_eq!((&kept["ok"]["rows"], &kept["ok"]["columns"]), (&json!(7), &json!(64)));
+        assert_eq!(kept["ok"].get("columnList"), None);
+
+        let failure = json!({"path": "é".repeat(500), "reason": "AccessDenied"});
+        let failures = vec![failure; 10];
+        let error = json!({"reason": "AccessDenied", "message": "get a", "failures": failures});
+        let kept = fitted(json!({"error": error}));
+        assert_eq!(kept["error"]["message"], "get a");
+        assert_eq!(kept["error"]["failures"].as_array().unwrap().len(), 3);
+
+        let message = "\"é".repeat(5000);
+        let kept = fitted(json!({"error": {"reason": "CorruptFile", "message": message}}));
+        assert_eq!(kept["error"]["reason"], "CorruptFile");
+        let cut = kept["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with(cut) && cut.len() > RESULT_BYTES / 2, "{} bytes", cut.len());
+    }
 }

@@ -16,10 +16,12 @@ use vortex::arrow::ArrowSessionExt;
 use vortex::dtype::DType;
 use vortex::file::{Footer, OpenOptionsSessionExt, VortexFile};
 use vortex::io::runtime::BlockingRuntime;
+use vortex::layout::LayoutRef;
 use vortex::layout::scan::split_by::SplitBy;
+use vortex::layout::session::LayoutSessionExt;
 
 use super::read::Reader;
-use super::{Engine, expression, failure, guard};
+use super::{Engine, expression, failure, guard, unknown_to_us};
 use crate::filter::{Filter, FilterError};
 use crate::schema::{Column, UnsupportedType};
 
@@ -161,6 +163,19 @@ impl File {
         Ok(columns)
     }
 
+    /// Checks that every layout of the file is known, reading nothing. A scan meets only those of
+    /// its columns, and encodings show only when their bytes are read.
+    pub fn check_layouts(&self) -> Result<(), Failure> {
+        let name = &self.reader.object().path;
+        guard(name, || {
+            let mut layouts = vec![LayoutRef::clone(self.inner.footer().layout())];
+            while let Some(layout) = layouts.pop() {
+                layouts.extend(layout.children().map_err(|error| failure(name, &error))?);
+            }
+            Ok(())
+        })
+    }
+
     /// Checks that the plan's columns and filter fit the file, reading nothing.
     pub fn check(&self, plan: &Plan) -> Result<(), ScanError> {
         self.columns(plan)?;
@@ -259,15 +274,41 @@ fn open_failure(reader: &Reader, error: Failure) -> Failure {
     if let Some(failure) = reader.take_failure() {
         return failure;
     }
-    let name = &reader.object().path;
-    match reader.ends() {
+    let Object { path: name, size, .. } = reader.object();
+    let ends = match reader.ends() {
+        Ok(ends) => ends,
+        Err(failure) => return failure,
+    };
+    match ends {
         Some((MAGIC, last)) if last != MAGIC => Failure::new(
             Reason::TruncatedFile,
             format!("{name} begins as a Vortex file but does not end as one"),
         ),
-        Some((MAGIC, _)) => error,
-        _ => Failure::new(Reason::CorruptFile, format!("{name} is not a Vortex file")),
+        Some((MAGIC, _)) => unknown_root(reader).unwrap_or(error),
+        Some(_) => Failure::new(Reason::CorruptFile, format!("{name} is not a Vortex file")),
+        None => {
+            let message = format!("{name} is not a Vortex file: it has {size} bytes");
+            Failure::new(Reason::CorruptFile, message)
+        }
     }
+}
+
+/// Of an unknown outermost layout vortex tells the place in the file's list and not the name; a
+/// session that lets unknown ones pass has the name.
+fn unknown_root(reader: &Reader) -> Option<Failure> {
+    let name = &reader.object().path;
+    let lenient = Engine::new();
+    lenient.session.allow_unknown();
+    let named = guard(name, || {
+        let options = lenient.session.open_options().with_file_size(reader.object().size);
+        let opened = lenient.runtime.block_on(options.open_read(reader.clone()));
+        let file = opened.map_err(|error| failure(name, &error))?;
+        let id = file.footer().layout().encoding_id();
+        let is_known = lenient.session.layouts().registry().get(&id).is_some();
+        Ok((!is_known).then(|| unknown_to_us(name, &format!("layout {id}"))))
+    });
+    // What else is wrong with the file was told already.
+    named.ok().flatten()
 }
 
 fn no_column(name: &str, all: &Schema) -> ScanError {

@@ -24,6 +24,11 @@ use vortex::session::VortexSession;
 pub use file::{File, FooterCache, Plan, ScanError, Split};
 pub use write::{WriteSummary, Writer};
 
+/// Files that this build reads, by the vortex that wrote them: from the first stable format on.
+const READS: &str = "0.36 to 0.90";
+/// Most characters of vortex's own words in a message: they may quote the file.
+const MAX_SAID: usize = 200;
+
 /// One thread's vortex: a runtime that runs on the thread that calls, and a session bound to it.
 struct Engine {
     runtime: CurrentThreadRuntime,
@@ -52,20 +57,47 @@ fn guard<T>(name: &str, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, 
             .map(String::as_str)
             .or_else(|| panic.downcast_ref::<&str>().copied())
             .unwrap_or("decoder panicked");
-        Err(Failure::new(Reason::CorruptFile, format!("{name}: {said}")))
+        Err(in_our_words(name, said))
     })
 }
 
-/// What vortex says about a file, in our words. Vortex has no error kind for an unknown id, only
-/// its text.
 fn failure(name: &str, error: &VortexError) -> Failure {
-    let text = error.to_string();
-    let first = text.lines().next().unwrap_or_default();
-    let says_unknown = ["Unknown encoding", "Unknown layout encoding", "unknown layout encoding"]
-        .iter()
-        .any(|words| text.contains(words));
-    let reason = if says_unknown { Reason::UnknownEncoding } else { Reason::CorruptFile };
-    Failure::new(reason, format!("{name}: {first}"))
+    in_our_words(name, &error.to_string())
+}
+
+/// What vortex says about a file, on one line and without its backtraces. Vortex has no error
+/// kind for an unknown id, only its text, and of some it does not return but panics.
+fn in_our_words(name: &str, text: &str) -> Failure {
+    let text = text.split("Backtrace:").next().unwrap_or_default();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let line = words.join(" ").replace("Other error: ", "");
+    let said: String = line.chars().take(MAX_SAID).collect();
+    match unknown(&said) {
+        Some(what) => unknown_to_us(name, &what),
+        None => Failure::new(Reason::CorruptFile, format!("{name}: {said}")),
+    }
+}
+
+/// The failure for a part of a file's format that this build does not have.
+fn unknown_to_us(name: &str, what: &str) -> Failure {
+    let message = format!("{name}: unknown {what}; this build reads files of vortex {READS}");
+    Failure::new(Reason::UnknownEncoding, message)
+}
+
+/// What a message of vortex says is unknown: a kind of id and the id. An index outside the file's
+/// own list of ids is not that: such a file is corrupt.
+fn unknown(said: &str) -> Option<String> {
+    const KINDS: [(&str, &str); 5] = [
+        ("Unknown layout encoding: ", "layout"),
+        ("Unknown encoding: ", "array encoding"),
+        ("No such DType extension ID: ", "extension type"),
+        ("unknown aggregate function id: ", "statistic"),
+        ("unsupported version ", "version of the file format:"),
+    ];
+    KINDS.iter().find_map(|(words, kind)| {
+        let (_, rest) = said.split_once(words)?;
+        Some(format!("{kind} {}", rest.split_whitespace().next()?))
+    })
 }
 
 /// Fuzz target: any bytes are opened and scanned to an answer; no panic, no hang.
@@ -81,6 +113,7 @@ pub fn fuzz_vortex(data: &[u8]) {
     let Ok(file) = File::open(&source, &object, io.handle(), &FooterCache::default()) else {
         return;
     };
+    drop(file.check_layouts());
     let mut batches = 0;
     let scanned = file.scan(&Plan::default(), &mut |_| {
         batches += 1;

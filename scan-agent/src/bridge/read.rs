@@ -19,6 +19,9 @@ const COALESCE_GAP: u64 = 256 << 10;
 /// Largest single read, which bounds the memory of one request.
 const COALESCE_MAX: u64 = 8 << 20;
 
+/// First and last four bytes of a file.
+pub(super) type Ends = ([u8; 4], [u8; 4]);
+
 /// Shares one object with the decoder; counts what was fetched and keeps the first failure, which
 /// vortex's own error would only carry as text.
 #[derive(Debug, Clone)]
@@ -55,17 +58,20 @@ impl Reader {
         failed.take()
     }
 
-    /// First and last four bytes, for telling a truncated file from another kind of file.
-    pub(super) fn ends(&self) -> Option<([u8; 4], [u8; 4])> {
+    /// For telling a truncated file from another kind of file; none if there are not so many bytes.
+    pub(super) fn ends(&self) -> Result<Option<Ends>, Failure> {
         let size = self.object.size;
-        let last_at = size.checked_sub(4)?;
+        let Some(last_at) = size.checked_sub(4) else { return Ok(None) };
         let (source, object) = (Arc::clone(&self.source), Arc::clone(&self.object));
         let read = async move {
-            let first = source.read(&object, 0..4).await.ok()?;
-            let last = source.read(&object, last_at..size).await.ok()?;
-            Some((first.get(..)?.try_into().ok()?, last.get(..)?.try_into().ok()?))
+            let first = source.read(&object, 0..4).await?;
+            let last = source.read(&object, last_at..size).await?;
+            Ok((first.as_ref().try_into().ok()).zip(last.as_ref().try_into().ok()))
         };
-        futures::executor::block_on(self.io.spawn(read)).ok()?
+        let lost = |error: tokio::task::JoinError| {
+            Err(Failure::new(Reason::StoreUnavailable, error.to_string()))
+        };
+        futures::executor::block_on(self.io.spawn(read)).unwrap_or_else(lost)
     }
 }
 

@@ -3,6 +3,7 @@ use std::path::Path;
 use arrow_array::RecordBatch;
 use source::DirSource;
 use tokio::runtime::Runtime;
+use vortex::file::OpenOptionsSessionExt;
 
 use super::*;
 use crate::filter::Filter;
@@ -117,22 +118,169 @@ fn a_request_that_does_not_fit_the_file_is_explained() {
     assert!(error(&["id"], Some("id = label")).contains("id is i64 but label is i32"));
 }
 
+/// Bytes of the end of a file that hold its footer, with room.
+const FOOTER: usize = 32_768;
+
+/// A file and what becomes of it when other bytes are in its place.
+struct Sample {
+    dir: tempfile::TempDir,
+    io: Runtime,
+    bytes: Vec<u8>,
+}
+
+impl Sample {
+    fn new() -> Self {
+        let (dir, io) = (made(1 << 20), io());
+        let bytes = std::fs::read(dir.path().join("part-00000.vortex")).unwrap();
+        Self { dir, io, bytes }
+    }
+
+    /// Opens and scans these bytes: rows, or what went wrong and when.
+    fn read(&self, bytes: &[u8]) -> Result<usize, (&'static str, Failure)> {
+        let path = self.dir.path().join("damaged.vortex");
+        std::fs::write(&path, bytes).unwrap();
+        let file = open(&path, &self.io, &FooterCache::default()).map_err(|f| ("open", f))?;
+        match rows(&file, &Plan::default()) {
+            Ok(batches) => Ok(batches.iter().map(RecordBatch::num_rows).sum()),
+            Err(ScanError::Source(failure)) => Err(("scan", failure)),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn says(&self, bytes: &[u8], when: &str, reason: Reason, message: &str) {
+        let (at, failure) = self.read(bytes).unwrap_err();
+        let said = (at, failure.reason, failure.message.as_str());
+        assert_eq!(said, (when, reason, message));
+    }
+
+    /// The file with an id of its footer made one that nobody knows, wherever it is named.
+    fn renamed(&self, id: &str) -> (Vec<u8>, String) {
+        let other = format!("{}Q", id.split_at(id.len() - 1).0);
+        let mut bytes = self.bytes.clone();
+        let mut at = bytes.len() - FOOTER;
+        let mut count = 0;
+        while let Some(found) = find(&bytes[at..], id.as_bytes()) {
+            let end = at + found + id.len();
+            // Not the beginning of a longer id.
+            if !bytes[end].is_ascii_lowercase() && !b"_.".contains(&bytes[end]) {
+                bytes[end - 1] = b'Q';
+                count += 1;
+            }
+            at = end;
+        }
+        assert!(count > 0, "{id} is not in the footer");
+        (bytes, other)
+    }
+}
+
+fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    bytes.windows(wanted.len()).position(|window| window == wanted)
+}
+
 #[test]
 fn damaged_files_are_told_apart() {
-    let (dir, io) = (made(1 << 20), io());
-    let whole = std::fs::read(dir.path().join("part-00000.vortex")).unwrap();
-    let open_bytes = |bytes: &[u8]| {
-        let path = dir.path().join("damaged.vortex");
-        std::fs::write(&path, bytes).unwrap();
-        open(&path, &io, &FooterCache::default()).map(drop).unwrap_err().reason
-    };
-    assert_eq!(open_bytes(&whole[..whole.len() / 2]), Reason::TruncatedFile);
-    assert_eq!(open_bytes(b"PAR1 is another format PAR1"), Reason::CorruptFile);
-    assert_eq!(open_bytes(b""), Reason::CorruptFile);
-    let mut footer = whole;
+    let sample = Sample::new();
+    let whole = &sample.bytes;
+    let corrupt = |bytes: &[u8], message| sample.says(bytes, "open", Reason::CorruptFile, message);
+    let cut = "damaged.vortex begins as a Vortex file but does not end as one";
+    sample.says(&whole[..whole.len() / 2], "open", Reason::TruncatedFile, cut);
+    sample.says(
+        b"VTXF",
+        "open",
+        Reason::CorruptFile,
+        "damaged.vortex: Initial read must be at least EOF_SIZE (8) bytes",
+    );
+    sample.says(b"VTXF\x01\0", "open", Reason::TruncatedFile, cut);
+    corrupt(b"PAR1 is another format PAR1", "damaged.vortex is not a Vortex file");
+    corrupt(b"", "damaged.vortex is not a Vortex file: it has 0 bytes");
+    corrupt(b"VTX", "damaged.vortex is not a Vortex file: it has 3 bytes");
+    let short = "damaged.vortex: Initial read must be at least 263 bytes to include the Postscript";
+    corrupt(b"VTXF\x01\0\xff\0VTXF", short);
+    let mut footer = whole.clone();
     let end = footer.len();
     footer[end - 300..end - 8].fill(0xa5);
-    assert_eq!(open_bytes(&footer), Reason::CorruptFile);
+    let (at, failure) = sample.read(&footer).unwrap_err();
+    assert_eq!((at, failure.reason), ("open", Reason::CorruptFile), "{failure}");
+}
+
+#[test]
+fn segments_outside_the_file_are_a_corrupt_file() {
+    let sample = Sample::new();
+    let engine = Engine::new();
+    let file = engine.session.open_options().open_buffer(sample.bytes.clone()).unwrap();
+    let last = *file.footer().segment_map().last().unwrap();
+    let size = sample.bytes.len();
+    let spec = [&last.offset.to_le_bytes()[..], &last.length.to_le_bytes()].concat();
+    let at = size - FOOTER + find(&sample.bytes[size - FOOTER..], &spec).unwrap();
+    for offset in [size as u64, size as u64 - u64::from(last.length) + 1, u64::MAX] {
+        let mut bytes = sample.bytes.clone();
+        bytes[at..at + 8].copy_from_slice(&offset.to_le_bytes());
+        let message = format!(
+            "damaged.vortex: Segment at offset {offset} with length {} extends past the end of \
+             the {size}-byte file",
+            last.length
+        );
+        sample.says(&bytes, "open", Reason::CorruptFile, &message);
+    }
+}
+
+#[test]
+fn a_part_of_the_format_that_is_unknown_is_named_with_what_this_build_reads() {
+    let sample = Sample::new();
+    let fix = "this build reads files of vortex 0.36 to 0.90";
+    let cases = [
+        // Of layouts the outermost is needed to open, the others when they are scanned.
+        ("vortex.struct", "open", "layout"),
+        ("vortex.dict", "scan", "layout"),
+        ("vortex.flat", "scan", "layout"),
+        ("vortex.zoned", "scan", "layout"),
+        ("vortex.primitive", "scan", "array encoding"),
+        ("vortex.fixed_size_list", "scan", "array encoding"),
+        ("vortex.timestamp", "open", "extension type"),
+        ("vortex.max", "scan", "statistic"),
+    ];
+    for (id, when, kind) in cases {
+        let (bytes, other) = sample.renamed(id);
+        let message = format!("damaged.vortex: unknown {kind} {other}; {fix}");
+        sample.says(&bytes, when, Reason::UnknownEncoding, &message);
+    }
+    let mut newer = sample.bytes.clone();
+    let version_at = newer.len() - 8;
+    newer[version_at] = 2;
+    let message = format!("damaged.vortex: unknown version of the file format: 2; {fix}");
+    sample.says(&newer, "open", Reason::UnknownEncoding, &message);
+}
+
+/// A writer lists all that it might have used.
+#[test]
+fn an_unknown_encoding_that_a_file_only_lists_is_no_matter() {
+    let sample = Sample::new();
+    let all = sample.read(&sample.bytes).unwrap();
+    for id in ["vortex.pco", "vortex.variant", "fastlanes.rle"] {
+        assert_eq!(sample.read(&sample.renamed(id).0), Ok(all), "{id}");
+    }
+}
+
+#[test]
+fn the_layouts_of_a_file_are_checked_without_a_scan() {
+    let sample = Sample::new();
+    let path = sample.dir.path().join("layouts.vortex");
+    let check = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        open(&path, &sample.io, &FooterCache::default()).unwrap().check_layouts()
+    };
+    assert_eq!(check(&sample.bytes), Ok(()));
+    for id in ["vortex.flat", "vortex.zoned"] {
+        let failure = check(&sample.renamed(id).0).unwrap_err();
+        assert_eq!(failure.reason, Reason::UnknownEncoding, "{failure}");
+    }
+}
+
+#[test]
+fn the_versions_that_messages_name_are_those_of_the_build() {
+    let manifest = include_str!("../../../Cargo.toml");
+    let (_, newest) = READS.split_once(" to ").unwrap();
+    assert!(manifest.contains(&format!("vortex = {{ version = \"={newest}.")), "{READS}");
 }
 
 #[test]
