@@ -1,5 +1,6 @@
 //! The command line: what each subcommand needs, checked before anything starts.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -185,18 +186,19 @@ impl SourceArgs {
         let Some(dir) = &self.credentials_dir else {
             return Ok(None);
         };
-        let read = |name: &str| {
-            let text = std::fs::read_to_string(dir.join(name));
-            text.map(|text| text.trim_end_matches('\n').to_owned())
+        let bad = |message: String| Failure::new(Reason::InvalidCredentials, message);
+        let read = |name: &str| match std::fs::read_to_string(dir.join(name)) {
+            Ok(text) => Ok(Some(text.trim_end_matches('\n').to_owned())),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(bad(format!("read {name} of the dataset's Secret: {error}"))),
         };
         let need = |name: &str| {
-            let missing = |_| format!("the Secret of the dataset has no {name}");
-            read(name).map_err(missing).map_err(|m| Failure::new(Reason::InvalidCredentials, m))
+            read(name)?.ok_or_else(|| bad(format!("the Secret of the dataset has no {name}")))
         };
         Ok(Some(Credentials {
             access_key_id: need("accessKeyId")?,
             secret_access_key: need("secretAccessKey")?,
-            session_token: read("sessionToken").ok(),
+            session_token: read("sessionToken")?,
         }))
     }
 }
@@ -231,6 +233,22 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn only_a_missing_session_token_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let credentials_dir = Some(dir.path().to_owned());
+        let args = SourceArgs { config: None, config_json: None, credentials_dir };
+        let said = || args.keys().unwrap_err().message;
+        assert_eq!(said(), "the Secret of the dataset has no accessKeyId");
+        std::fs::write(dir.path().join("accessKeyId"), "id\n").unwrap();
+        std::fs::write(dir.path().join("secretAccessKey"), "secret").unwrap();
+        let keys = args.keys().unwrap().unwrap();
+        assert_eq!((keys.access_key_id.as_str(), keys.session_token), ("id", None));
+        // There, but not to be read.
+        std::fs::create_dir(dir.path().join("sessionToken")).unwrap();
+        assert!(said().starts_with("read sessionToken of the dataset's Secret: "), "{}", said());
     }
 
     #[test]

@@ -113,11 +113,11 @@ impl Node {
             DataType::Boolean => self.feed_bools(array, nulls),
             DataType::Utf8 => {
                 let text = array.as_string::<i32>();
-                self.feed_bytes(text.value_offsets(), text.value_data(), nulls);
+                self.feed_bytes(text.value_offsets(), text.value_data(), nulls)?;
             }
             DataType::Binary => {
                 let bytes = array.as_binary::<i32>();
-                self.feed_bytes(bytes.value_offsets(), bytes.value_data(), nulls);
+                self.feed_bytes(bytes.value_offsets(), bytes.value_data(), nulls)?;
             }
             DataType::FixedSizeList(_, size) => {
                 let width = usize::try_from(*size).map_err(|_| "has a negative size")?;
@@ -186,17 +186,23 @@ impl Node {
         Ok(())
     }
 
-    fn feed_bytes(&mut self, offsets: &[i32], data: &[u8], nulls: Option<&NullBuffer>) {
+    fn feed_bytes(
+        &mut self,
+        offsets: &[i32],
+        data: &[u8],
+        nulls: Option<&NullBuffer>,
+    ) -> Result<(), &'static str> {
         self.scratch.clear();
         for (row, pair) in offsets.windows(2).enumerate() {
             let &[start, end] = pair else { continue };
             if nulls.is_none_or(|nulls| nulls.is_valid(row)) {
                 let (start, end) = (to_usize(start), to_usize(end));
                 self.scratch.extend(((end - start) as u64).to_le_bytes());
-                self.values.update(data.get(start..end).unwrap_or(&[]));
+                self.values.update(data.get(start..end).ok_or("has offsets outside its bytes")?);
             }
         }
         self.lengths.update(&self.scratch);
+        Ok(())
     }
 
     fn feed_list(

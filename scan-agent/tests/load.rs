@@ -157,6 +157,17 @@ async fn a_file_replaced_under_a_reader_of_the_store_is_a_changed_dataset() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dataset_that_is_nested_too_deep_is_refused_and_not_cut() {
+    let cluster = Cluster::start();
+    let client = cluster.client().await;
+    client.mkdir_all(&format!("/d{}", "/x".repeat(64))).await.unwrap();
+    assert_eq!(store_source(&cluster, "/d").list().await.unwrap().len(), 0);
+    client.mkdir_all(&format!("/d{}", "/x".repeat(65))).await.unwrap();
+    let failure = store_source(&cluster, "/d").list().await.unwrap_err();
+    assert!(failure.message.ends_with("is nested deeper than 64"), "{failure}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_stops_a_load_is_named_in_its_result() {
     let Some(s3) = s3_server::server() else { return };
     let (good, bad) = (secret(SECRET), secret("wrong"));

@@ -40,9 +40,14 @@ impl DirSource {
             let meta = fs::metadata(&path).map_err(|e| io_failure(&path, &e))?;
             if meta.is_dir() {
                 self.walk(&path, depth + 1, out)?;
-            } else if let Some(name) = path.strip_prefix(&self.root).ok().and_then(Path::to_str) {
-                out.push(object(name, &meta));
+                continue;
             }
+            let below = path.strip_prefix(&self.root).ok().and_then(Path::to_str);
+            let name = below.ok_or_else(|| {
+                let message = format!("{} is not named in UTF-8", path.display());
+                Failure::new(Reason::StoreUnavailable, message)
+            })?;
+            out.push(object(name, &meta));
         }
         Ok(())
     }

@@ -61,7 +61,12 @@ impl StoreSource {
                 match entry.attributes.kind {
                     FileKind::File => objects.push(object(&path, &entry.attributes)),
                     FileKind::Directory if depth < MAX_DEPTH => directories.push((path, depth + 1)),
-                    FileKind::Directory | FileKind::Symlink => {}
+                    FileKind::Directory => {
+                        let message = format!("{path} is nested deeper than {MAX_DEPTH}");
+                        return Err(Failure::new(Reason::StoreUnavailable, message));
+                    }
+                    // What a link names is counted where it is, or is no part of the dataset.
+                    FileKind::Symlink => {}
                 }
             }
             if objects.len() > MAX_OBJECTS {
