@@ -1,7 +1,14 @@
 //! Mutates good inputs of everything that reads what strangers write. Short by default;
 //! `LAMPYRIS_FUZZ_SECONDS` makes it long. A failure prints the seed that repeats it.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
+use std::cell::Cell;
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 /// Cases of a short run.
@@ -60,15 +67,41 @@ fn mutate(random: &mut Random, good: &[Vec<u8>]) -> Vec<u8> {
     data
 }
 
+thread_local! {
+    /// Set while a target runs: a decoder's panic is caught and answered, and would only be noise.
+    static IS_QUIET: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Panics of the tests themselves are told as ever, or nobody would see the seed.
+fn quieten() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let tell = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !IS_QUIET.get() {
+                tell(panic);
+            }
+        }));
+    });
+}
+
 fn run(name: &str, good: &[Vec<u8>], target: fn(&[u8])) {
-    let seconds = std::env::var("LAMPYRIS_FUZZ_SECONDS").ok().and_then(|s| s.parse().ok());
+    quieten();
+    let seconds = std::env::var("LAMPYRIS_FUZZ_SECONDS").ok();
+    let seconds = seconds.map(|text| text.parse().expect("LAMPYRIS_FUZZ_SECONDS is a number"));
     let until = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let mut seed = 1;
     while until.map_or(seed <= SHORT, |until| Instant::now() < until) {
         let data = mutate(&mut Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)), good);
         let started = Instant::now();
+        IS_QUIET.set(true);
         let outcome = std::panic::catch_unwind(|| target(&data));
-        assert!(outcome.is_ok(), "{name}: seed {seed} panics");
+        IS_QUIET.set(false);
+        if let Err(panic) = outcome {
+            let said = panic.downcast_ref::<String>().cloned();
+            let said = said.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            panic!("{name}: seed {seed} panics: {}", said.unwrap_or_default());
+        }
         assert!(started.elapsed() < Duration::from_secs(20), "{name}: seed {seed} is slow");
         seed += 1;
     }
@@ -108,8 +141,6 @@ fn source_configs() {
 
 #[test]
 fn vortex_files() {
-    // A decoder's panic is caught and answered; its message here would only be noise.
-    std::panic::set_hook(Box::new(|_| {}));
     let dir = tempfile::tempdir().unwrap();
     scan_agent::make_data::synthetic(200_000, 1, 3, dir.path()).unwrap();
     let good = vec![std::fs::read(dir.path().join("part-00000.vortex")).unwrap()];

@@ -135,12 +135,14 @@ async fn rows_of_s3_and_of_the_store_are_scanned_and_filters_skip_bytes() {
     for name in ["s3", "store"] {
         let all = scan(&socket, name, None);
         assert_eq!(all["done"]["rows"], digests["rows"], "{name}: {all}");
+        // Again, because the first scan read the footers too.
+        let all = scan(&socket, name, None);
         let few = scan(&socket, name, Some("id < 100"));
         assert_eq!(few["done"]["rows"], 100, "{name}: {few}");
         let bytes = |reply: &Value| reply["done"]["bytesFetched"].as_u64().unwrap();
         let file_bytes = all["done"]["fileBytes"].as_u64().unwrap();
         // Two narrow columns of rows that are mostly image.
-        assert!(0 < bytes(&few) && bytes(&few) <= bytes(&all), "{name}: {few} {all}");
+        assert!(0 < bytes(&few) && bytes(&few) < bytes(&all), "{name}: {few} {all}");
         assert!(bytes(&all) * 4 < file_bytes, "{name}: {all}");
     }
     assert_eq!(scan(&socket, "missing", None)["error"]["reason"], "BucketNotFound");
