@@ -133,22 +133,38 @@ async fn accept(listener: &UnixListener, shared: &Arc<Shared>, mut stop: watch::
                 continue;
             }
         };
-        // Beyond the limit the connection is closed: the client retries its connect.
-        if running.fetch_add(1, Ordering::Relaxed) >= MAX_SESSIONS {
-            running.fetch_sub(1, Ordering::Relaxed);
+        let Some(slot) = Slot::take(&running, shared) else {
+            session::refuse(&stream, MAX_SESSIONS);
             continue;
-        }
-        let (shared, done) = (Arc::clone(shared), Arc::clone(&running));
+        };
         let session = thread::Builder::new().name("scan".into()).spawn(move || {
-            shared.metrics.sessions.inc();
-            session::serve(&shared, &stream);
-            shared.metrics.sessions.dec();
-            done.fetch_sub(1, Ordering::Relaxed);
+            session::serve(&slot.shared, &stream);
         });
         if let Err(error) = session {
-            running.fetch_sub(1, Ordering::Relaxed);
             tracing::warn!(%error, "cannot start a thread for a client");
         }
+    }
+}
+
+/// One of [`MAX_SESSIONS`]; given back however its session ends, even by a panic.
+struct Slot {
+    running: Arc<AtomicUsize>,
+    shared: Arc<Shared>,
+}
+
+impl Slot {
+    fn take(running: &Arc<AtomicUsize>, shared: &Arc<Shared>) -> Option<Self> {
+        let is_free = |count: usize| (count < MAX_SESSIONS).then_some(count + 1);
+        running.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_free).ok()?;
+        shared.metrics.sessions.inc();
+        Some(Self { running: Arc::clone(running), shared: Arc::clone(shared) })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.shared.metrics.sessions.dec();
+        self.running.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -41,6 +41,14 @@ pub(super) struct Shared {
     pub(super) metrics: Metrics,
 }
 
+/// Tells a client that there are as many as there may be.
+pub(super) fn refuse(stream: &UnixStream, most: usize) {
+    let message = format!("{most} scans are running, the most at once; scan again later");
+    let busy = ErrorReply { reason: "Busy".into(), message, position: None };
+    // The client may be gone already.
+    let _ = send(stream, &Reply::Error(busy));
+}
+
 /// Serves one client to the end. Blocks.
 pub(super) fn serve(shared: &Shared, stream: &UnixStream) {
     if let Err(error) = converse(shared, stream) {
@@ -115,8 +123,7 @@ fn run(
     let columns = first.columns(&plan)?;
     let slab = Arc::new(Slab::new(open.slab_bytes).map_err(memory)?);
     let opened = Opened { columns: columns.clone(), files: objects.len(), slab_bytes: slab.size() };
-    let text = serde_json::to_string(&Reply::Opened(opened)).unwrap_or_default();
-    if send_line(stream, &text, &[slab.region().fd()]).is_err() {
+    if send_line(stream, &line(&Reply::Opened(opened)), &[slab.region().fd()]).is_err() {
         return Ok(());
     }
     let releases = spawn_releases(stream, reader, &slab).map_err(memory)?;
@@ -134,6 +141,8 @@ fn run(
         }
     }
     let result = result.and_then(|()| sender.finish(&objects));
+    // Ends the wait of the thread that reads releases. An error says that the client has gone
+    // and ended it already.
     let _ = stream.shutdown(std::net::Shutdown::Read);
     slab.close();
     drop(releases.join());
@@ -188,7 +197,12 @@ fn spawn_releases(
 }
 
 fn send(stream: &UnixStream, reply: &Reply) -> Result<(), ring::fd::FdError> {
-    send_line(stream, &serde_json::to_string(reply).unwrap_or_default(), &[])
+    send_line(stream, &line(reply), &[])
+}
+
+/// A reply has nothing in it that JSON cannot say: no map with other keys than text.
+fn line(reply: &Reply) -> String {
+    serde_json::to_string(reply).unwrap_or_default()
 }
 
 /// Cuts decoded batches into the batches that the client asked for, and sends them.

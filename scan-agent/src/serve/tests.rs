@@ -41,13 +41,15 @@ fn a_client_that_releases_gets_every_row_once() {
     let mut reader = LineReader::new();
     let (opened, fds) = receive(&mut reader, &stream);
     assert!(matches!(opened, Reply::Opened(opened) if opened.files == 2 && fds == 1));
-    let mut rows = 0;
+    let (mut rows, mut is_refused) = (0, false);
     let done = loop {
         match receive(&mut reader, &stream).0 {
             Reply::Batch(batch) => {
                 rows += batch.rows as u64;
+                // Refused only after the last batch: the agent has said all and does not listen.
+                assert!(!is_refused, "a batch after a release was refused");
                 let release = serde_json::to_string(&Request::Release { id: batch.id }).unwrap();
-                send_line(&stream, &release, &[]).unwrap();
+                is_refused = send_line(&stream, &release, &[]).is_err();
             }
             Reply::Done(done) => break done,
             other => panic!("{other:?}"),
@@ -70,6 +72,37 @@ fn a_client_that_dies_with_a_full_ring_ends_its_session() {
     assert!(matches!(receive(&mut reader, &stream).0, Reply::Batch(_)));
     drop(stream);
     served.join().unwrap();
+}
+
+#[test]
+fn one_client_too_many_is_told_so_and_is_served_when_another_is_gone() {
+    let (io, dir) = (io(), tempfile::tempdir().unwrap());
+    let shared = shared(&io, dir.path());
+    let path = dir.path().join("scan.sock");
+    let (stop, stopped) = watch::channel(false);
+    let listener = io.block_on(async { bind(&path).unwrap() });
+    let served = Arc::clone(&shared);
+    let accepting = io.spawn(async move { accept(&listener, &served, stopped).await });
+    let ask = || {
+        let stream = UnixStream::connect(&path).unwrap();
+        // The one that is refused may be so before it has said anything.
+        let sent = send_line(&stream, r#"{"datasets":{}}"#, &[]);
+        (receive(&mut LineReader::new(), &stream).0, sent)
+    };
+    let mut clients: Vec<_> =
+        (0..MAX_SESSIONS).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    match ask() {
+        (Reply::Error(error), _) => assert_eq!(error.reason, "Busy"),
+        other => panic!("{other:?}"),
+    }
+    clients.pop();
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while !matches!(ask(), (Reply::Datasets(_), Ok(()))) {
+        assert!(std::time::Instant::now() < deadline, "the slot is not given back");
+    }
+    drop(clients);
+    stop.send_replace(true);
+    io.block_on(accepting).unwrap();
 }
 
 #[test]
