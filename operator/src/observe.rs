@@ -73,9 +73,12 @@ pub async fn cluster(client: &Client, cluster: StorageCluster) -> Result<Cluster
     }
     let mut nodes = Vec::new();
     for object in list(client, "StorageNode", &namespace, &selector).await? {
-        // One that does not parse is left to its own events; the others go on.
         let value = api::to_value("StorageNode", &object)?;
-        nodes.extend(serde_json::from_value::<StorageNode>(value).ok());
+        match decode::<StorageNode>("StorageNode", &object.name_any(), value) {
+            Ok(node) => nodes.push(node),
+            // The others go on. Its id stays taken: the cluster's status has the highest one.
+            Err(error) => tracing::warn!(%error, namespace, "pass over a StorageNode"),
+        }
     }
     nodes.retain(|node| node.spec.cluster_ref.name == name);
     nodes.sort_by_key(|node| node.spec.node_id);
@@ -127,7 +130,9 @@ async fn domains(
 /// What the manager at `host` says; `None` if it does not answer.
 pub async fn manager(host: &str) -> Option<ManagerStatus> {
     match http::exchange(Method::GET, host, "/v1/status", None).await {
-        Ok((status, body)) if status.is_success() => serde_json::from_value(body).ok(),
+        Ok((status, body)) if status.is_success() => serde_json::from_value(body)
+            .inspect_err(|error| tracing::warn!(host, %error, "read the manager's status"))
+            .ok(),
         Ok((status, _)) => {
             tracing::debug!(host, %status, "the manager has no status");
             None

@@ -95,6 +95,10 @@ impl World {
                 let (kind, path) = path.split_once('/').unwrap();
                 let (name, path) = path.split_once('/').unwrap();
                 let object = self.objects.get_mut(&(kind.to_owned(), name.to_owned())).unwrap();
+                if path.starts_with("spec/") || path == "metadata/deletionTimestamp" {
+                    let generation = object["metadata"]["generation"].as_i64().unwrap();
+                    object["metadata"]["generation"] = json!(generation + 1);
+                }
                 let mut place = object;
                 for part in path.split('/') {
                     place = &mut place[part];
@@ -125,7 +129,12 @@ impl World {
             "progress" => self.progress = Some(yaml(rest)),
             "tag" => self.tag = rest.to_owned(),
             "wait" => self.second += rest.parse::<i64>().unwrap(),
-            "plan" => return Some(self.plan(rest)),
+            "plan" => return Some(self.plan(rest, usize::MAX)),
+            // The operator dies after so many actions.
+            "plan-dies" => {
+                let (count, what) = rest.split_once(' ').unwrap();
+                return Some(self.plan(what, count.parse().unwrap()));
+            }
             other => panic!("unknown command {other}"),
         }
         None
@@ -140,10 +149,11 @@ impl World {
         }
     }
 
-    fn plan(&mut self, what: &str) -> String {
+    /// Plans, and carries out the first `count` actions.
+    fn plan(&mut self, what: &str, count: usize) -> String {
         let (kind, name) = what.split_once('/').unwrap();
         let env = self.env();
-        let plan = match kind {
+        let mut plan = match kind {
             "cluster" => cluster::plan(&self.cluster(name), &env),
             "table" => table::plan(&self.table(name), &env),
             "dataset" => dataset::plan(&self.dataset(name), &env),
@@ -151,6 +161,7 @@ impl World {
             other => panic!("cannot plan {other}"),
         };
         assert_eq!(lint::lint(&plan), Vec::<String>::new(), "{what}");
+        plan.actions.truncate(count);
         let text = render(&plan);
         self.apply(&plan);
         text
@@ -218,7 +229,14 @@ impl World {
     fn apply(&mut self, plan: &Plan) {
         for action in &plan.actions {
             match action {
-                Action::Apply(object) | Action::Create(object) => self.put(object.clone()),
+                Action::Apply(object) => self.put(object.clone()),
+                // One that is there is left alone.
+                Action::Create(object) => {
+                    let id = ObjectId::of(object);
+                    if self.get(&id.kind, &id.name).is_none() {
+                        self.put(object.clone());
+                    }
+                }
                 Action::Delete(id) => {
                     drop(self.objects.remove(&(id.kind.clone(), id.name.clone())))
                 }
@@ -245,7 +263,8 @@ fn render(plan: &Plan) -> String {
             Action::Create(object) => line(&mut out, "create", &ObjectId::of(object)),
             Action::Delete(id) => line(&mut out, "delete", id),
             Action::Status(id, status) => {
-                line(&mut out, "status", id);
+                let generation = status["observedGeneration"].as_i64().unwrap_or(0);
+                writeln!(out, "status {} {} of generation {generation}", id.kind, id.name).unwrap();
                 for c in status["conditions"].as_array().into_iter().flatten() {
                     let text = |key: &str| c[key].as_str().unwrap_or_default().to_owned();
                     let (type_, status) = (text("type"), text("status"));

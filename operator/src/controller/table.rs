@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crds::ChainTable;
 use crds::names::META_ADMIN_PORT;
@@ -13,7 +14,7 @@ use kube::runtime::watcher;
 use kube::{Api, Resource, ResourceExt};
 use tokio::sync::watch;
 
-use super::{Context, ReconcileError, Shared, drive};
+use super::{Context, RESYNC_S, ReconcileError, Shared, drive};
 use crate::execute::ExecuteError;
 use crate::plan::table::TableView;
 use crate::{observe, plan};
@@ -43,7 +44,13 @@ async fn reconcile(object: Arc<Meta>, context: Arc<Context>) -> Result<Next, Rec
     let env = context.env();
     // The search for a design takes up to two seconds of CPU: not on the runtime's own threads.
     let planned = tokio::task::spawn_blocking(move || plan::table::plan(&view, &env)).await;
-    let Ok(planned) = planned else { return Ok(Next::await_change()) };
+    let planned = match planned {
+        Ok(planned) => planned,
+        Err(error) => {
+            tracing::error!(%error, table = regarding.name, "plan a chain table");
+            return Ok(Next::requeue(Duration::from_secs(RESYNC_S)));
+        }
+    };
     match context.finish(&planned, &regarding).await {
         Err(ReconcileError::Execute(ExecuteError::Refused(why))) => {
             remember(&uid, Some(why.clone()));

@@ -228,7 +228,7 @@ fn node_status(plan: &mut Plan, view: &ClusterView, node: &StorageNode, env: &En
     if status != old {
         let id =
             ObjectId::new("StorageNode", &node.namespace().unwrap_or_default(), &node.name_any());
-        plan.actions.push(Action::Status(id, json!(status)));
+        plan.status(id, json!(status));
     }
 }
 
@@ -289,10 +289,7 @@ fn cluster_status(plan: &mut Plan, view: &ClusterView, ids: &[i64], waiting: &[S
     }
     condition::set(list, "Progressing", progressing, generation, env.now);
     if status != old {
-        plan.actions.push(Action::Status(
-            ObjectId::new("StorageCluster", &namespace, &name),
-            json!(status),
-        ));
+        plan.status(ObjectId::new("StorageCluster", &namespace, &name), json!(status));
     }
     plan.requeue(if settled { IDLE_S } else { BUSY_S });
 }

@@ -55,8 +55,7 @@ pub fn plan(view: &DatasetView, env: &Env) -> Plan {
     let mut plan = Plan::default();
     let dataset = &view.dataset;
     let old = dataset.status.clone().unwrap_or_default();
-    let mut status =
-        DatasetStatus { observed_generation: dataset.metadata.generation, ..old.clone() };
+    let mut status = old.clone();
     let sample = view.users.iter().take(SAMPLE).cloned().collect();
     let pods = i32::try_from(view.users.len()).unwrap_or(i32::MAX);
     status.used_by = Some(UsedBy { pods, sample });
@@ -71,7 +70,7 @@ pub fn plan(view: &DatasetView, env: &Env) -> Plan {
     let id =
         ObjectId::new("Dataset", &dataset.namespace().unwrap_or_default(), &dataset.name_any());
     if status != old {
-        plan.actions.push(Action::Status(id.clone(), json!(status)));
+        plan.status(id.clone(), json!(status));
     }
     // The finalizer is there only while it protects someone, so that nothing hangs without us.
     let held = dataset.finalizers().iter().any(|name| name == FINALIZER_DATASET);
@@ -91,6 +90,7 @@ pub fn plan(view: &DatasetView, env: &Env) -> Plan {
 
 fn block_deletion(plan: &mut Plan, status: &mut DatasetStatus, view: &DatasetView, env: &Env) {
     status.phase = Some("Terminating".to_owned());
+    status.observed_generation = view.dataset.metadata.generation;
     let verdict = if view.users.is_empty() {
         Verdict::no("NotInUse", "no pod uses this Dataset")
     } else {
@@ -117,6 +117,19 @@ fn names(users: &[String]) -> String {
 
 /// A Dataset that pods write to is as ready as its cluster: there is nothing to look at yet.
 fn follow_cluster(plan: &mut Plan, status: &mut DatasetStatus, view: &DatasetView, env: &Env) {
+    // What was counted while it could only be read is no longer so.
+    let (files, rows, bytes, columns) = (None, None, None, None);
+    let (schema_digest, revision, inspection) = (None, None, None);
+    *status = DatasetStatus {
+        files,
+        rows,
+        bytes,
+        columns,
+        schema_digest,
+        revision,
+        inspection,
+        ..status.clone()
+    };
     let verdict = match view.cluster_ready {
         Some(true) => Verdict::yes("ClusterReady", "the StorageCluster serves"),
         Some(false) => {
@@ -203,6 +216,7 @@ fn start(plan: &mut Plan, status: &mut DatasetStatus, view: &DatasetView, env: &
     if status.phase.is_none() {
         status.phase = Some("Pending".to_owned());
         let generation = dataset.metadata.generation;
+        status.observed_generation = generation;
         let list = &mut status.conditions;
         for type_ in ["Ready", "Accessible"] {
             let verdict = Verdict {
@@ -271,7 +285,9 @@ fn judge(
 ) {
     let good = verdict.holds();
     status.phase = Some(if good { "Ready" } else { "Failed" }.to_owned());
+    // Not before: until then the conditions speak about an older spec.
     let generation = view.dataset.metadata.generation;
+    status.observed_generation = generation;
     let list = &mut status.conditions;
     let (reason, message) = (verdict.reason.clone(), verdict.message.clone());
     condition::set(list, "Ready", verdict.clone(), generation, env.now);
@@ -317,6 +333,28 @@ mod tests {
         assert_eq!(duration_s("1h30m"), 5_400);
         assert_eq!(duration_s("90s"), 90);
         assert_eq!(duration_s("1s"), 30);
+    }
+
+    #[test]
+    fn a_dataset_that_may_now_be_written_shows_no_old_counts() {
+        let object = json!({
+            "metadata": {"name": "d", "namespace": "n", "uid": "u", "generation": 2},
+            "spec": {"format": "Files", "readOnly": false,
+                "source": {"cluster": {"ref": {"name": "train"}, "path": "/d"}}},
+            "status": {"files": 3, "bytes": 10, "revision": "a", "observedGeneration": 1,
+                "inspection": {"attempt": 1, "generation": 1}},
+        });
+        let dataset: Dataset = serde_json::from_value(object).unwrap_or_else(|e| panic!("{e}"));
+        let (job, messages, users, cluster_ready) = (None, vec![], vec![], Some(true));
+        let view = DatasetView { dataset, job, messages, users, cluster_ready };
+        let (registry, tag, pull_policy) = ("r".into(), "1".into(), "Never".into());
+        let images = crate::plan::Images { registry, tag, pull_policy };
+        let plan = plan(&view, &Env { images, now: Timestamp::UNIX_EPOCH });
+        let Some(Action::Status(_, status)) = plan.actions.first() else { panic!("{plan:?}") };
+        for gone in ["files", "bytes", "revision", "inspection"] {
+            assert!(status.get(gone).is_none(), "{gone}: {status}");
+        }
+        assert_eq!(status["observedGeneration"], 2);
     }
 
     #[test]

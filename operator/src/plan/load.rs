@@ -63,7 +63,8 @@ pub fn plan(view: &LoadView, env: &Env) -> Plan {
         (Some(found), _) => follow(&mut plan, &mut status, view, found, env),
         (None, Ok((from, to))) => {
             plan.actions.push(Action::Create(manifest(load, &from, to, env)));
-            let verdict = Verdict::yes("Started", format!("Job {} was created", job_name(load)));
+            let verdict =
+                Verdict::yes("Started", format!("Job {} is being created", job_name(load)));
             conclude(&mut plan, &mut status, view, "Pending", verdict, env);
             plan.requeue(POLL_S);
         }
@@ -81,7 +82,7 @@ pub fn plan(view: &LoadView, env: &Env) -> Plan {
     if status != old {
         let namespace = load.namespace().unwrap_or_default();
         let id = ObjectId::new("DatasetLoad", &namespace, &load.name_any());
-        plan.actions.push(Action::Status(id, json!(status)));
+        plan.status(id, json!(status));
     }
     plan
 }

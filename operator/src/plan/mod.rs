@@ -141,6 +141,22 @@ impl Plan {
         }
     }
 
+    /// Writes a status, in its place: whoever carries the plan out may die, or be refused, between any two actions. What
+    /// is given out (a look, a design, an id, of which the StorageNode is the record) is on record before it is used; a
+    /// refused write does not hide the state that it belongs to; events follow the status that they come from, so that
+    /// each is told once.
+    pub fn status(&mut self, id: ObjectId, status: Value) {
+        self.actions.push(Action::Status(id, status));
+        self.actions.sort_by_key(|action| match action {
+            Action::Delete(_) => 0,
+            Action::Create(object) if object["kind"] == "StorageNode" => 0,
+            Action::Status(..) => 1,
+            Action::Event(_) => 2,
+            Action::Apply(_) | Action::Create(_) => 3,
+            Action::Finalizer { .. } | Action::PushTable(..) => 3,
+        });
+    }
+
     /// Adds an event.
     pub fn notice(&mut self, warning: bool, reason: &str, message: impl Into<String>) {
         let reason = reason.to_owned();

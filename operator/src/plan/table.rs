@@ -71,7 +71,7 @@ pub fn plan(view: &TableView, env: &Env) -> Plan {
     if status != old {
         let id =
             ObjectId::new("ChainTable", &table.namespace().unwrap_or_default(), &table.name_any());
-        plan.actions.insert(0, Action::Status(id, json!(status)));
+        plan.status(id, json!(status));
     }
     plan.requeue(if ready { IDLE_S } else { BUSY_S });
     plan
