@@ -62,7 +62,7 @@ fn cases() -> Vec<(PathBuf, Value)> {
         })
         .collect();
     found.sort_by(|a, b| a.0.cmp(&b.0));
-    assert!(found.len() >= 4, "{} pods", found.len());
+    assert!(found.len() >= 5, "{} pods", found.len());
     found
 }
 
@@ -168,7 +168,7 @@ fn pod(datasets: &str) -> Value {
 #[test]
 fn a_refusal_names_the_field_and_the_fix() {
     let long = vec!["a:/a"; 17].join(",");
-    let table: [(&str, &[&str]); 20] = [
+    let table: [(&str, &[&str]); 25] = [
         ("", &["annotations[lampyris.dev/datasets] is missing", "name a Dataset"]),
         (&long, &["names 17 datasets", "at most 16"]),
         ("flights", &["\"flights\" has no mount path", "write name[@namespace]:/mount[:ro|rw]"]),
@@ -189,6 +189,11 @@ fn a_refusal_names_the_field_and_the_fix() {
         ("images:/data:rw", &["Dataset team/images is read-only", "write :ro"]),
         ("going:/data", &["team/going is being deleted"]),
         ("flights:/data,,", &["has no mount path"]),
+        ("flights-:/data", &["no valid Dataset name"]),
+        ("-flights:/data", &["no valid Dataset name"]),
+        ("flights@team-:/data", &["no valid namespace"]),
+        (":/data", &["no valid Dataset name"]),
+        ("flights:", &["not absolute"]),
     ];
     for (text, parts) in table {
         let message = patch(&pod(text), "team").unwrap_err().to_string();
@@ -197,6 +202,75 @@ fn a_refusal_names_the_field_and_the_fix() {
         }
         assert!(message.starts_with("metadata.") || message.starts_with("spec."), "{message}");
     }
+}
+
+#[test]
+fn a_refusal_quotes_no_more_than_a_line_of_what_it_refuses() {
+    let long = "x".repeat(100_000);
+    for key in ["datasets", "scan", "cpu-request", "cpu-limit", "memory-request", "memory-limit"] {
+        let mut pod = pod("images:/data");
+        pod["metadata"]["annotations"][format!("lampyris.dev/{key}")] = json!(long);
+        let message = patch(&pod, "team").unwrap_err().to_string();
+        assert!(message.contains(&format!("annotations[lampyris.dev/{key}]")), "{message:.200}");
+        assert!(message.len() < 400, "{key}: {} bytes", message.len());
+    }
+}
+
+/// An injected pod as somebody copies it, with its datasets edited.
+fn copied(datasets: &str) -> Value {
+    let pod = pod("images:/data,scratch:/out:rw");
+    let mut copy = apply(&pod, &patch(&pod, "team").unwrap());
+    copy["metadata"]["annotations"]["lampyris.dev/datasets"] = json!(datasets);
+    copy
+}
+
+#[test]
+fn a_copied_pod_never_keeps_the_volume_of_another_dataset() {
+    assert_eq!(
+        patch(&copied("images:/data,scratch:/out:rw"), "team").unwrap(),
+        Vec::<Value>::new()
+    );
+    let stale = [
+        ("flights:/data,scratch:/out:rw", "lampyris-0"),
+        ("images:/other,scratch:/out:rw", "lampyris-0"),
+        ("images:/data,scratch:/out", "lampyris-1"),
+        ("images:/data", "lampyris-1"),
+    ];
+    for (datasets, volume) in stale {
+        let message = patch(&copied(datasets), "team").unwrap_err().to_string();
+        assert!(message.contains(&format!("spec.volumes: {volume} is of an earlier")), "{message}");
+        assert!(message.contains("annotations[lampyris.dev/injected]"), "{message}");
+    }
+    // A mark does not make somebody else's volume ours.
+    let mut forged = pod("images:/data");
+    forged["metadata"]["annotations"]["lampyris.dev/injected"] = json!("{}");
+    forged["spec"]["volumes"] = json!([{"name": "lampyris-0", "hostPath": {"path": "/"}}]);
+    assert!(
+        patch(&forged, "team").unwrap_err().to_string().contains("lampyris-0 is of an earlier")
+    );
+}
+
+#[test]
+fn names_of_ours_are_refused_wherever_they_stand_and_others_are_not() {
+    let mut volume = pod("images:/data");
+    volume["spec"]["volumes"] = json!([{"name": "lampyris-0", "emptyDir": {}}]);
+    let message = patch(&volume, "team").unwrap_err().to_string();
+    assert_eq!(message, "spec.volumes: the name lampyris-0 belongs to lampyris: rename it");
+    let mut init = pod("images:/data");
+    init["spec"]["initContainers"] = json!([{"name": "lampyris-scan"}]);
+    let message = patch(&init, "team").unwrap_err().to_string();
+    assert!(message.starts_with("spec.initContainers: the name lampyris-scan"), "{message}");
+    volume["spec"]["volumes"][0]["name"] = json!("lampyris");
+    assert!(patch(&volume, "team").is_ok());
+}
+
+#[test]
+fn ephemeral_containers_are_left_as_they_are() {
+    let mut pod = pod("images:/data");
+    let debug = json!([{"name": "debug", "image": "x", "targetContainerName": "app"}]);
+    pod["spec"]["ephemeralContainers"] = debug.clone();
+    let injected = apply(&pod, &patch(&pod, "team").unwrap());
+    assert_eq!(injected["spec"]["ephemeralContainers"], debug);
 }
 
 #[test]

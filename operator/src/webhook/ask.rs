@@ -2,8 +2,8 @@
 //! because the user sees nothing else.
 
 use crds::names::{
-    ANNOTATION_CPU_LIMIT, ANNOTATION_CPU_REQUEST, ANNOTATION_DATASETS, ANNOTATION_MEMORY_LIMIT,
-    ANNOTATION_MEMORY_REQUEST, ANNOTATION_SCAN,
+    ANNOTATION_CPU_LIMIT, ANNOTATION_CPU_REQUEST, ANNOTATION_DATASETS, ANNOTATION_INJECTED,
+    ANNOTATION_MEMORY_LIMIT, ANNOTATION_MEMORY_REQUEST, ANNOTATION_SCAN,
 };
 use serde_json::Value;
 use thiserror::Error;
@@ -117,6 +117,14 @@ pub enum Denial {
         /// The name.
         name: String,
     },
+    /// A copy of an injected pod that now names other datasets.
+    #[error(
+        "spec.volumes: {name} is of an earlier injection and does not fit metadata.annotations[{ANNOTATION_DATASETS}]: remove every volume, mount and container whose name begins with lampyris-, and metadata.annotations[{ANNOTATION_INJECTED}]"
+    )]
+    EarlierInjection {
+        /// Name of the volume.
+        name: String,
+    },
     /// A pod that cannot have FUSE mounts.
     #[error(
         "spec.os.name is windows: datasets can be mounted on Linux only, remove the label lampyris.dev/inject"
@@ -188,7 +196,7 @@ pub fn read(pod: &Value, namespace: &str) -> Result<Ask, Denial> {
         None | Some("false") => false,
         Some("true") => true,
         Some(other) => {
-            let value = other.to_owned();
+            let value = shown(other);
             let wanted = "\"true\" or \"false\"";
             return Err(Denial::Value { annotation: ANNOTATION_SCAN, value, wanted });
         }
@@ -228,7 +236,7 @@ pub fn mentions(text: &str, namespace: &str) -> Result<Vec<Mention>, Denial> {
 }
 
 fn mention(entry: &str, namespace: &str) -> Result<Mention, Denial> {
-    let wrong = |problem| Denial::Syntax { entry: entry.chars().take(80).collect(), problem };
+    let wrong = |problem| Denial::Syntax { entry: shown(entry), problem };
     let (who, rest) = entry.split_once(':').ok_or_else(|| wrong("has no mount path"))?;
     let (path, mode) = match rest.split_once(':') {
         Some((path, mode)) => (path, mode),
@@ -270,7 +278,13 @@ fn check_path(path: &str) -> Result<(), &'static str> {
 
 fn is_label(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    !text.is_empty() && text.len() <= 63 && text.chars().all(fits) && !text.starts_with('-')
+    let ends_well = !text.starts_with('-') && !text.ends_with('-');
+    !text.is_empty() && text.len() <= 63 && text.chars().all(fits) && ends_well
+}
+
+/// What a message quotes of the user's text.
+fn shown(text: &str) -> String {
+    text.chars().take(80).collect()
 }
 
 /// Whether one path is the other, or inside it.
@@ -293,7 +307,7 @@ fn pair(
     for (annotation, value) in [(request_key, request), (limit_key, limit)] {
         let bad = |text: &&str| quantity_milli(text).is_none_or(|milli| milli <= 0);
         if let Some(value) = value.filter(bad) {
-            let value = value.to_owned();
+            let value = shown(value);
             let wanted = "a positive quantity such as 500m or 256Mi";
             return Err(Denial::Value { annotation, value, wanted });
         }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::ask::{Ask, Denial, Mention, OWN_DIR};
 use crate::plan::Images;
-use crate::plan::diff::quantity_milli;
+use crate::plan::diff::{self, quantity_milli};
 use crate::plan::workload::{USER, restricted};
 
 /// Folder that only our sidecars see.
@@ -52,6 +52,9 @@ pub fn patch(
         check_names(pod)?;
     }
     let volumes = volumes(namespace, ask, datasets)?;
+    if injected {
+        check_volumes(pod, &volumes)?;
+    }
     let mut out = Vec::new();
     append(&mut out, "/spec/volumes", &pod["spec"]["volumes"], volumes);
     for list in ["initContainers", "containers"] {
@@ -105,6 +108,22 @@ fn check_names(pod: &Value) -> Result<(), Denial> {
         }
     }
     Ok(())
+}
+
+/// A pod that carries our mark was injected a moment ago, or copied from one that was and perhaps edited: a volume of
+/// ours that shows something else than the pod asks for must not stay under the name of what it asks for.
+fn check_volumes(pod: &Value, wanted: &[Value]) -> Result<(), Denial> {
+    let ours = |v: &&Value| v["name"].as_str().is_some_and(|name| name.starts_with("lampyris-"));
+    let fits = |have: &Value| {
+        wanted.iter().any(|want| want["name"] == have["name"] && diff::covers(want, have))
+    };
+    match items(&pod["spec"]["volumes"]).filter(ours).find(|volume| !fits(volume)) {
+        Some(stale) => {
+            let name = stale["name"].as_str().unwrap_or_default().to_owned();
+            Err(Denial::EarlierInjection { name })
+        }
+        None => Ok(()),
+    }
 }
 
 fn check_paths(list: &'static str, container: &Value, ask: &Ask) -> Result<(), Denial> {
