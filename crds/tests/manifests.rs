@@ -70,7 +70,9 @@ fn every_definition_is_small_enough_for_client_side_apply() {
 
 #[test]
 fn good_manifests_parse_into_their_types() {
-    for (path, text) in yaml_files("crds/tests/good") {
+    let files = yaml_files("crds/tests/good");
+    assert!(files.len() >= 8, "{} good manifests", files.len());
+    for (path, text) in files {
         let value: Value = serde_yaml_ng::from_str(&text).unwrap();
         let parsed = match value["kind"].as_str().unwrap() {
             "StorageCluster" => serde_json::from_value::<crds::StorageCluster>(value).err(),
