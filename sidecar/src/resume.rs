@@ -6,9 +6,10 @@
 //! and then the device replaces fuser's end by `dup3`. The same code thus opens a connection and
 //! resumes it, and both must give the same answer: the kernel keeps what it was told first.
 //!
-//! The order of the steps is the crash argument. The exchange is recorded with the node plugin before
-//! the kernel gets the answer, and a resuming process always writes the recorded answer again: the
-//! kernel refuses it with ENOENT if it had one. Requests that the dead process had read come again by
+//! The order of the steps is the crash argument. The exchange is with the keeper, not only with the node
+//! plugin, before the kernel gets the answer: so whoever dies, either it is known or INIT is still
+//! unanswered and comes again. A resuming process always writes the recorded answer again: the kernel
+//! refuses it with ENOENT if it had one. Requests that the dead process had read come again by
 //! NOTIFY_RESEND, with bit 63 of their id set; it is sent before any thread reads, so that nothing
 //! read by this process is doubled. Requests not yet read simply wait in the kernel.
 #![expect(unsafe_code, reason = "dup3 replaces a descriptor that fuser owns and does not give out")]

@@ -8,14 +8,16 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use keeper::handover::{Credentials, FromNode, FromSidecar, Init, Role, Status, Volume};
+use keeper::handover::{Credentials, FromNode, FromSidecar, Init, Kept, Role, Status, Volume};
+use keeper::wire::WireError;
 use prometheus_client::registry::Registry;
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::AbortHandle;
 
 use crate::attach::Attachment;
 use crate::fuse::{self, Mounted, Options};
@@ -42,13 +44,6 @@ pub struct Refusal {
     pub message: String,
 }
 
-/// A message for the node plugin, and who waits until it is on its way.
-#[derive(Debug)]
-pub struct Outgoing {
-    message: FromSidecar,
-    sent: Option<oneshot::Sender<()>>,
-}
-
 /// Tells the node plugin how one volume does, at each change.
 #[derive(Debug, Clone)]
 pub struct Reporter {
@@ -56,12 +51,19 @@ pub struct Reporter {
     last: Arc<Mutex<Option<Status>>>,
     /// Whether the mount is served: before that the source alone makes nothing well.
     served: Arc<AtomicBool>,
-    outbox: mpsc::Sender<Outgoing>,
+    outbox: mpsc::Sender<FromSidecar>,
 }
 
 impl Reporter {
-    fn new(volume: &str, outbox: mpsc::Sender<Outgoing>) -> Self {
+    fn new(volume: &str, outbox: mpsc::Sender<FromSidecar>) -> Self {
         Self { volume: volume.to_owned(), last: Arc::default(), served: Arc::default(), outbox }
+    }
+
+    /// For the same files under a new mount, of which nothing was said yet.
+    fn anew(self) -> Self {
+        self.served.store(false, Ordering::Relaxed);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self
     }
 
     /// The mount is served from now on.
@@ -93,8 +95,7 @@ impl Reporter {
         let changed = last.as_ref().is_none_or(|l| l.ok != ok || l.reason != status.reason);
         if changed {
             // A full outbox means a node plugin long away: it asks for the status when it is back.
-            let message = FromSidecar::Status(status.clone());
-            let _ = self.outbox.try_send(Outgoing { message, sent: None });
+            let _ = self.outbox.try_send(FromSidecar::Status(status.clone()));
         }
         *last = Some(status);
     }
@@ -139,8 +140,12 @@ struct Served {
     config: Volume,
     report: Reporter,
     exchange: Option<Exchange>,
+    /// Whether the exchange outlives the node plugin.
+    kept: watch::Sender<bool>,
     mounted: Option<Mounted>,
-    files: Option<Arc<dyn FileSystem>>,
+    opened: Option<Opened>,
+    /// What opens the volume and begins to serve it.
+    task: AbortHandle,
 }
 
 /// What the sidecar knows; shared with its admin endpoint.
@@ -151,7 +156,7 @@ pub struct Sidecar {
     /// Whether the node plugin has named the last volume.
     complete: watch::Sender<bool>,
     fresh: Notify,
-    outbox: mpsc::Sender<Outgoing>,
+    outbox: mpsc::Sender<FromSidecar>,
 }
 
 impl std::fmt::Debug for Sidecar {
@@ -163,7 +168,10 @@ impl std::fmt::Debug for Sidecar {
 impl Sidecar {
     /// A sidecar without volumes yet, and the messages it will have for the node plugin.
     #[must_use]
-    pub fn new(places: Places, opener: Box<dyn Opener>) -> (Arc<Self>, mpsc::Receiver<Outgoing>) {
+    pub fn new(
+        places: Places,
+        opener: Box<dyn Opener>,
+    ) -> (Arc<Self>, mpsc::Receiver<FromSidecar>) {
         let (outbox, messages) = mpsc::channel(OUTBOX);
         let sidecar = Self {
             places,
@@ -179,10 +187,10 @@ impl Sidecar {
     /// Serves until `stop`; [`drain`](Self::drain) comes afterwards.
     pub async fn run(
         self: &Arc<Self>,
-        mut messages: mpsc::Receiver<Outgoing>,
+        mut messages: mpsc::Receiver<FromSidecar>,
         mut stop: watch::Receiver<bool>,
     ) {
-        let _ = std::fs::remove_file(self.places.private_dir.join(READY_FILE));
+        self.forget_readiness();
         while !*stop.borrow() {
             tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => break,
@@ -196,7 +204,7 @@ impl Sidecar {
     }
 
     /// One conversation with the node plugin, until it ends.
-    async fn converse(self: &Arc<Self>, messages: &mut mpsc::Receiver<Outgoing>) {
+    async fn converse(self: &Arc<Self>, messages: &mut mpsc::Receiver<FromSidecar>) {
         let mut attachment = match Attachment::connect(&self.places.private_dir, Role::Mount) {
             Ok(attachment) => attachment,
             Err(error) => return tracing::debug!(%error, "node plugin not reachable yet"),
@@ -209,13 +217,7 @@ impl Sidecar {
                     Ok(None) => return tracing::info!("node plugin ended the conversation"),
                     Err(error) => Err(error),
                 },
-                Some(outgoing) = messages.recv() => {
-                    let outcome = attachment.send(&outgoing.message);
-                    if let (Ok(()), Some(sent)) = (&outcome, outgoing.sent) {
-                        let _ = sent.send(());
-                    }
-                    outcome
-                }
+                Some(message) = messages.recv() => self.say(&attachment, &message),
             };
             if let Err(error) = outcome {
                 return tracing::warn!(%error, "conversation with the node plugin failed");
@@ -223,74 +225,98 @@ impl Sidecar {
         }
     }
 
+    fn say(&self, attachment: &Attachment, message: &FromSidecar) -> Result<(), WireError> {
+        attachment.send(message)?;
+        if let FromSidecar::Init(init) = message
+            && !init.confirm
+        {
+            // This node plugin says no more about it: on its way is all that can be known.
+            self.set_kept(&init.volume);
+        }
+        Ok(())
+    }
+
     fn take(
         self: &Arc<Self>,
         attachment: &Attachment,
         message: FromNode,
         descriptors: Vec<OwnedFd>,
-    ) -> Result<(), keeper::wire::WireError> {
+    ) -> Result<(), WireError> {
         match message {
-            FromNode::Credentials(fresh) => {
-                self.refresh(&fresh);
-                Ok(())
-            }
+            FromNode::Credentials(fresh) => self.refresh(&fresh),
+            FromNode::Kept(Kept { volume }) => self.set_kept(&volume),
             FromNode::Volume(volume) => {
                 let last = volume.last;
-                let sent = match self.known(&volume) {
+                match self.known(&volume) {
                     Some(said) => {
                         self.adopt(&volume);
-                        said.iter().try_for_each(|message| attachment.send(message))
+                        said.iter().try_for_each(|message| self.say(attachment, message))?;
                     }
-                    None => {
-                        self.start(*volume, descriptors);
-                        Ok(())
-                    }
-                };
+                    None => self.start(*volume, descriptors),
+                }
                 if last {
                     self.complete.send_replace(true);
                 }
                 self.update_readiness();
-                sent
             }
         }
+        Ok(())
     }
 
-    /// What was said before about a volume that is known: a restarted node plugin wants to hear it.
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Served>> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was said before about a mount that is known: a restarted node plugin wants to hear it.
     fn known(&self, volume: &Volume) -> Option<Vec<FromSidecar>> {
-        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
-        let served = volumes.get(&volume.name)?;
-        let init = served.exchange.as_ref().map(|exchange| init_message(&volume.name, exchange));
+        let mut volumes = self.lock();
+        let served = volumes.get_mut(&volume.name)?;
+        if served.config.mount_id != volume.mount_id {
+            return None;
+        }
+        served.config.unkept = volume.unkept;
+        let init = served.exchange.as_ref().map(|said| init_message(&served.config, said));
         Some(init.into_iter().chain(served.report.again()).collect())
     }
 
-    /// Begins to open and serve a new volume.
+    /// Begins to open and serve a volume that is new, or mounted anew: then its earlier connection has ended, and whoever
+    /// had files open there has lost them.
     fn start(self: &Arc<Self>, volume: Volume, descriptors: Vec<OwnedFd>) {
         let Some(device) = descriptors.into_iter().next() else {
             return tracing::error!(volume = volume.name, "volume came without its descriptor");
         };
-        let report = Reporter::new(&volume.name, self.outbox.clone());
-        let served = Served {
-            config: volume.clone(),
-            report: report.clone(),
-            exchange: None,
-            mounted: None,
-            files: None,
-        };
-        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
-        volumes.insert(volume.name.clone(), served);
-        drop(volumes);
-        let sidecar = Arc::clone(self);
-        tokio::spawn(async move {
-            let name = volume.name.clone();
-            match sidecar.serve(volume, device, &report).await {
-                Ok(()) => sidecar.update_readiness(),
-                Err(error) => {
-                    tracing::error!(volume = name, %error, "volume cannot be served");
-                    let reason = "StoreUnavailable".to_owned();
-                    report.refuse(&Refusal { reason, message: error.to_string() });
-                }
+        let mut volumes = self.lock();
+        let (report, opened) = match volumes.remove(&volume.name) {
+            // What it has in its buffers is of the same files.
+            Some(earlier) if same_files(&earlier.config, &volume) => {
+                earlier.task.abort();
+                (earlier.report.anew(), earlier.opened)
             }
-        });
+            earlier => {
+                earlier.inspect(|earlier| earlier.task.abort());
+                (Reporter::new(&volume.name, self.outbox.clone()), None)
+            }
+        };
+        let (name, config) = (volume.name.clone(), volume.clone());
+        // What cannot be read is refused when it is to be used.
+        let exchange = recorded(&volume).ok().flatten();
+        let serving = Arc::clone(self).serve_or_refuse(volume, device, report.clone());
+        let task = tokio::spawn(serving).abort_handle();
+        let kept = watch::Sender::new(false);
+        let served = Served { config, report, exchange, kept, mounted: None, opened, task };
+        volumes.insert(name, served);
+    }
+
+    async fn serve_or_refuse(self: Arc<Self>, volume: Volume, device: OwnedFd, report: Reporter) {
+        let name = volume.name.clone();
+        match self.serve(volume, device, &report).await {
+            Ok(()) => self.update_readiness(),
+            Err(error) => {
+                tracing::error!(volume = name, %error, "volume cannot be served");
+                let reason = "StoreUnavailable".to_owned();
+                report.refuse(&Refusal { reason, message: error.to_string() });
+            }
+        }
     }
 
     async fn serve(
@@ -299,44 +325,56 @@ impl Sidecar {
         device: OwnedFd,
         report: &Reporter,
     ) -> Result<(), ResumeError> {
-        let opened = self.open(&volume.name, report).await;
+        let name = &volume.name;
+        let before = self.lock().get(name).and_then(|served| served.opened.clone());
+        let opened = match before {
+            Some(opened) => opened,
+            None => self.open(name, report).await,
+        };
         let options = Options { immutable: opened.immutable, threads: self.places.threads };
         let files = Arc::clone(&opened.files);
-        let recorded = recorded(&volume);
+        self.update(name, |served| served.opened = Some(opened));
+        let recorded = recorded(&volume)?;
         let (resumed, runtime) = (recorded.is_some(), tokio::runtime::Handle::current());
         let negotiated = tokio::task::spawn_blocking(move || {
-            fuse::negotiate(opened.files, device, recorded.as_ref(), options, &runtime)
+            fuse::negotiate(files, device, recorded.as_ref(), options, &runtime)
         })
         .await
         .map_err(|error| ResumeError::Io("negotiate", std::io::Error::other(error)))??;
-        // Recorded before the kernel hears it: see the module `resume`.
-        if !resumed {
-            self.record(&volume.name, &negotiated.exchange).await;
+        // Kept before the kernel hears it: see the module `resume`.
+        if !resumed || volume.unkept {
+            self.record(name, &negotiated.exchange).await;
         }
-        let exchange = negotiated.exchange.clone();
         let mounted = negotiated.serve()?;
-        tracing::info!(volume = volume.name, resumed, "volume served");
-        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(served) = volumes.get_mut(&volume.name) {
-            served.exchange = Some(exchange);
-            served.mounted = Some(mounted);
-            served.files = Some(files);
-        }
-        drop(volumes);
+        tracing::info!(volume = name, resumed, "volume served");
+        self.update(name, |served| served.mounted = Some(mounted));
         report.serve();
         Ok(())
     }
 
-    /// Waits until the exchange is on its way to the node plugin, which keeps it.
-    async fn record(&self, volume: &str, exchange: &Exchange) {
-        loop {
-            let (sent, was_sent) = oneshot::channel();
-            let message = init_message(volume, exchange);
-            let queued = self.outbox.send(Outgoing { message, sent: Some(sent) }).await;
-            // Dropped unsent: that conversation failed, the next one may not. Closed: the end.
-            if queued.is_err() || was_sent.await.is_ok() {
-                return;
-            }
+    fn update(&self, name: &str, change: impl FnOnce(&mut Served)) {
+        if let Some(served) = self.lock().get_mut(name) {
+            change(served);
+        }
+    }
+
+    fn set_kept(&self, name: &str) {
+        self.update(name, |served| {
+            served.kept.send_replace(true);
+        });
+    }
+
+    /// Waits until the exchange outlives the node plugin. Should the conversation end meanwhile, the next one begins with
+    /// saying it again.
+    async fn record(&self, name: &str, exchange: &Exchange) {
+        let told = self.lock().get_mut(name).map(|served| {
+            served.exchange = Some(exchange.clone());
+            (served.kept.subscribe(), init_message(&served.config, exchange))
+        });
+        let Some((mut kept, message)) = told else { return };
+        // Both fail only at the end of the process, or of this task.
+        if self.outbox.send(message).await.is_ok() {
+            let _ = kept.wait_for(|kept| *kept).await;
         }
     }
 
@@ -362,7 +400,7 @@ impl Sidecar {
     }
 
     fn config(&self, name: &str) -> Option<Volume> {
-        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let volumes = self.lock();
         volumes.get(name).map(|served| served.config.clone())
     }
 
@@ -377,7 +415,7 @@ impl Sidecar {
     }
 
     fn refresh(&self, fresh: &Credentials) {
-        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut volumes = self.lock();
         let Some(served) = volumes.get_mut(&fresh.volume) else { return };
         if let Some(s3) = served.config.source.get_mut("s3").and_then(|s3| s3.as_object_mut()) {
             s3.insert(
@@ -398,8 +436,18 @@ impl Sidecar {
     /// Whether every volume of the pod is served.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let volumes = self.lock();
         *self.complete.borrow() && volumes.values().all(|served| served.mounted.is_some())
+    }
+
+    /// An earlier process was ready; this one is not yet.
+    fn forget_readiness(&self) {
+        match std::fs::remove_file(self.places.private_dir.join(READY_FILE)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::error!(%error, "remove the readiness file of an earlier process");
+            }
+            _ => {}
+        }
     }
 
     fn update_readiness(&self) {
@@ -414,7 +462,7 @@ impl Sidecar {
     /// Requests being answered and requests taken so far, over all volumes.
     #[must_use]
     pub fn load(&self) -> (usize, usize) {
-        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let volumes = self.lock();
         let mounts = volumes.values().filter_map(|served| served.mounted.as_ref());
         mounts.fold((0, 0), |(now, all), mount| (now + mount.in_flight(), all + mount.served()))
     }
@@ -422,7 +470,7 @@ impl Sidecar {
     /// What a human wants to know.
     #[must_use]
     pub fn state(&self) -> serde_json::Value {
-        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let volumes = self.lock();
         let volumes: Vec<_> = volumes
             .iter()
             .map(|(name, served)| {
@@ -441,7 +489,7 @@ impl Sidecar {
     /// Takes no more requests, lets those that were taken end, and writes back what they left in buffers.
     pub async fn drain(&self) {
         let deadline = tokio::time::Instant::now() + DRAIN;
-        for served in self.volumes.lock().unwrap_or_else(PoisonError::into_inner).values() {
+        for served in self.lock().values() {
             served.mounted.iter().for_each(Mounted::close);
         }
         while self.load().0 > 0 && tokio::time::Instant::now() < deadline {
@@ -456,10 +504,10 @@ impl Sidecar {
 
     async fn flush_all(&self) {
         let files: Vec<_> = {
-            let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+            let volumes = self.lock();
             let served = volumes.iter();
             served
-                .filter_map(|(name, s)| Some((name.clone(), Arc::clone(s.files.as_ref()?))))
+                .filter_map(|(name, s)| Some((name.clone(), Arc::clone(&s.opened.as_ref()?.files))))
                 .collect()
         };
         let flushes = files.iter().map(|(volume, files)| async move {
@@ -471,12 +519,20 @@ impl Sidecar {
     }
 }
 
-fn recorded(volume: &Volume) -> Option<Exchange> {
-    let decode = |text: &Option<String>| STANDARD.decode(text.as_deref()?).ok();
-    Some(Exchange {
-        request: decode(&volume.recorded_init)?,
-        reply: decode(&volume.recorded_reply)?,
-    })
+/// The exchange that came with a volume. One that cannot be read is no new mount: INIT would never come again.
+fn recorded(volume: &Volume) -> Result<Option<Exchange>, ResumeError> {
+    let decode = |text: &str| {
+        let bytes = STANDARD.decode(text);
+        bytes.map_err(|error| {
+            ResumeError::Io("read the recorded INIT", std::io::Error::other(error))
+        })
+    };
+    match (&volume.recorded_init, &volume.recorded_reply) {
+        (Some(request), Some(reply)) => {
+            Ok(Some(Exchange { request: decode(request)?, reply: decode(reply)? }))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// The credentials in a volume's source.
@@ -491,12 +547,25 @@ fn credentials(volume: &Volume) -> Option<Credentials> {
     })
 }
 
-fn init_message(volume: &str, exchange: &Exchange) -> FromSidecar {
+fn init_message(volume: &Volume, exchange: &Exchange) -> FromSidecar {
     FromSidecar::Init(Init {
-        volume: volume.to_owned(),
+        volume: volume.name.clone(),
         request: STANDARD.encode(&exchange.request),
         reply: STANDARD.encode(&exchange.reply),
+        confirm: volume.unkept,
     })
+}
+
+/// Whether what was opened for one volume is what the other asks for; credentials may differ.
+fn same_files(one: &Volume, other: &Volume) -> bool {
+    let key = |volume: &Volume| {
+        let mut source = volume.source.clone();
+        if let Some(s3) = source.get_mut("s3").and_then(|s3| s3.as_object_mut()) {
+            s3.remove("credentials");
+        }
+        (source, volume.read_only, volume.uid, volume.gid)
+    };
+    key(one) == key(other)
 }
 
 /// A runtime whose size does not grow with the machine: one sidecar is among many on a node.

@@ -25,6 +25,8 @@ use sidecar::resume::Exchange;
 
 #[path = "takeover/local_fs.rs"]
 mod local_fs;
+#[path = "takeover/plugin.rs"]
+mod plugin;
 
 /// Names the role of a child process.
 const ROLE: &str = "LAMPYRIS_TEST_ROLE";
@@ -45,6 +47,8 @@ fn child_process_of_the_tests_below() {
             keeper::server::Server::bind(&socket, uid).unwrap().run();
         }
         "readers" => read_until_told(&place.join("mount/data")),
+        "sidecar" => plugin::serve(&place),
+        "hello" => plugin::read_hello(&place),
         "in flight" => ask_for_one_of_each(&place.join("mount")),
         delay_ms => serve(&place, &Client::new(socket), delay_ms.parse().unwrap()),
     }

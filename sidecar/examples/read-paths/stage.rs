@@ -166,6 +166,8 @@ impl Pod {
             generation: 1,
             recorded_init: None,
             recorded_reply: None,
+            mount_id: 1,
+            unkept: false,
             last: true,
         };
         connection.send(&FromNode::Volume(Box::new(volume)), &[device.as_fd()])?;

@@ -30,6 +30,8 @@ pub enum FromNode {
     Volume(Box<Volume>),
     /// Fresh credentials of one volume.
     Credentials(Credentials),
+    /// The opening exchange of a mount outlives the node plugin from now on: the kernel may have the answer.
+    Kept(Kept),
 }
 
 /// Who connects.
@@ -85,6 +87,13 @@ pub struct Volume {
     /// The answer given to it (base64); a later sidecar must give the same.
     #[serde(default)]
     pub recorded_reply: Option<String>,
+    /// Tells this mount of the volume from an earlier one: another value comes with another FUSE connection.
+    #[serde(default)]
+    pub mount_id: u64,
+    /// Whether the opening exchange would be lost with the node plugin: the kernel may have its answer only after
+    /// [`FromNode::Kept`].
+    #[serde(default)]
+    pub unkept: bool,
     /// Whether this is the last volume of the pod.
     pub last: bool,
 }
@@ -110,6 +119,17 @@ pub struct Init {
     pub request: String,
     /// Answer (base64).
     pub reply: String,
+    /// Whether the sidecar waits for [`FromNode::Kept`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub confirm: bool,
+}
+
+/// An opening exchange that is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Kept {
+    /// Name of the volume.
+    pub volume: String,
 }
 
 /// How one volume does.

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use crds::{Dataset, DatasetSpec};
+use crds::Dataset;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
+
+pub use crds::DatasetSpec;
 
 use crate::csi::DRIVER_NAME;
 use crate::volume::Pod;

@@ -1,12 +1,14 @@
 //! `node.sock`: gives each sidecar of a pod its volumes and passes on what it says.
 
+use std::future::Future;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use keeper::handover::{FromNode, FromSidecar, Hello, Init, Role, Status, Volume};
+use futures::stream::{FuturesUnordered, StreamExt};
+use keeper::handover::{FromNode, FromSidecar, Hello, Init, Kept, Role, Status, Volume};
 use keeper::wire::{Connection, WireError};
 use tokio::io::Interest;
 use tokio::sync::{Semaphore, broadcast};
@@ -19,13 +21,16 @@ const SEND_DEADLINE: Duration = Duration::from_secs(5);
 const MAX_CONNECTIONS: usize = 8;
 /// Credentials that may wait for a sidecar.
 pub const PUSHES: usize = 16;
+/// Exchanges of one conversation that are being kept: one for each volume of a pod, and room for a few said twice.
+const KEEPING_MAX: usize = 256;
 
 /// What the sidecars of one pod may ask and tell.
 pub trait Pod: Send + Sync + 'static {
     /// The volumes of the pod, with a duplicate of the device for the mount sidecar.
     fn volumes(&self, role: Role) -> io::Result<Vec<(Volume, Option<OwnedFd>)>>;
-    /// A mount was negotiated.
-    fn negotiated(&self, init: Init);
+    /// A mount was negotiated. What comes back ends when the exchange is where a later node plugin finds it, with false if
+    /// the volume is gone.
+    fn negotiated(&self, init: Init) -> impl Future<Output = bool> + Send + 'static;
     /// A volume's state changed.
     fn changed(&self, role: Role, status: Status);
 }
@@ -77,13 +82,21 @@ async fn converse<P: Pod>(
     for (volume, device) in volumes {
         send(&connection, FromNode::Volume(Box::new(volume)), device).await?;
     }
+    let mut keeping = FuturesUnordered::new();
     loop {
         tokio::select! {
             received = receive(&ready, &mut connection) => match received? {
-                Some(FromSidecar::Init(init)) if role == Role::Mount => pod.negotiated(init),
+                Some(FromSidecar::Init(init)) if role == Role::Mount && keeping.len() < KEEPING_MAX => {
+                    let (volume, confirm) = (init.volume.clone(), init.confirm);
+                    let kept = pod.negotiated(init);
+                    keeping.push(async move { (kept.await && confirm).then_some(volume) });
+                }
                 Some(FromSidecar::Status(status)) => pod.changed(role, status),
                 Some(_) => return Err(io::Error::other("the sidecar said something odd").into()),
                 None => return Ok(()),
+            },
+            Some(kept) = keeping.next() => if let Some(volume) = kept {
+                send(&connection, FromNode::Kept(Kept { volume }), None).await?;
             },
             push = pushed.recv() => match push {
                 Ok(message) => send(&connection, message, None).await?,

@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use keeper::client::{Client, ClientError};
 use keeper::handover::{FromNode, Init, Role, SOCKET, Status, Volume};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, mpsc};
 
 use crate::cluster::{Cluster, ClusterError, Notice};
 use crate::handover;
@@ -21,6 +22,11 @@ use crate::mount::{self, MountError};
 use crate::publish::{self, Denied, Record};
 use crate::socket;
 use crate::volume::{self, Options, Pod, VolumeError};
+
+/// Notices of one pod that may wait for the API server; a pod that has more to say than this has said enough.
+const NOTICES: usize = 64;
+/// Between two attempts to keep an opening exchange.
+const KEEP_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Why a volume could not be published or removed.
 #[derive(Debug, thiserror::Error)]
@@ -50,8 +56,37 @@ struct Entry {
     device: OwnedFd,
     /// Whether a later sidecar took the mount over and has not said yet how it does.
     taken_over: bool,
-    /// The last reason told to the pod's owner; empty while all is well.
-    told: String,
+    told: Told,
+}
+
+impl Entry {
+    fn new(record: Record, device: OwnedFd) -> Self {
+        Self { record, device, taken_over: false, told: Told::default() }
+    }
+}
+
+/// The last reason that was told of each part that serves a volume; empty while it does well.
+#[derive(Debug, Default)]
+struct Told {
+    mount: String,
+    scan: String,
+}
+
+impl Told {
+    fn of(&mut self, role: Role) -> &mut String {
+        match role {
+            Role::Mount => &mut self.mount,
+            Role::Scan => &mut self.scan,
+        }
+    }
+}
+
+/// What a pod's owner calls the part that a sidecar is.
+const fn part(role: Role) -> &'static str {
+    match role {
+        Role::Mount => "mount",
+        Role::Scan => "scan agent",
+    }
 }
 
 struct Hub {
@@ -83,8 +118,10 @@ pub struct Plugin {
     state: Mutex<State>,
     /// One publish or unpublish at a time touches mounts.
     mounting: tokio::sync::Mutex<()>,
+    /// One entry at a time is on its way to the keeper: an older one must not arrive after a newer one.
+    keeping: Arc<tokio::sync::Mutex<()>>,
     /// For tasks that call back.
-    me: std::sync::Weak<Self>,
+    me: Weak<Self>,
 }
 
 impl std::fmt::Debug for Plugin {
@@ -109,7 +146,8 @@ impl Plugin {
             cluster,
             state: Mutex::default(),
             mounting: tokio::sync::Mutex::default(),
-            me: std::sync::Weak::clone(me),
+            keeping: Arc::default(),
+            me: Weak::clone(me),
         })
     }
 
@@ -155,7 +193,7 @@ impl Plugin {
         Ok(true)
     }
 
-    async fn mount(&self, key: &str, record: Record) -> Result<(), PluginError> {
+    async fn mount(&self, key: &str, mut record: Record) -> Result<(), PluginError> {
         if self.state().volumes.contains_key(key) && mount::find(&record.target)?.is_some() {
             return Ok(());
         }
@@ -165,13 +203,14 @@ impl Plugin {
         }
         let device = mount::mount(&record.target, record.volume.read_only)?;
         tracing::info!(key, pod = record.pod.name, dataset = record.volume.dataset, "mounted");
-        let entry = Entry { record, device, taken_over: false, told: String::new() };
-        self.state().volumes.insert(key.to_owned(), entry);
+        record.volume.mount_id = fresh_mount_id();
+        self.state().volumes.insert(key.to_owned(), Entry::new(record, device));
         Ok(())
     }
 
     /// Gives the keeper what it has to keep of a volume.
     async fn keep(&self, key: &str) -> Result<(), PluginError> {
+        let turn = Arc::clone(&self.keeping).lock_owned().await;
         let (meta, device) = {
             let state = self.state();
             let Some(entry) = state.volumes.get(key) else { return Ok(()) };
@@ -180,7 +219,20 @@ impl Plugin {
         };
         let meta = meta.map_err(|error| ClientError::from(io::Error::other(error)))?;
         let (keeper, key) = (self.keeper.clone(), key.to_owned());
-        blocking(move || keeper.put(&key, meta, &[device.as_fd()])).await
+        blocking(move || {
+            // The turn ends with the call, also when nobody waits for it any more.
+            let _turn = turn;
+            keeper.put(&key, meta, &[device.as_fd()])
+        })
+        .await
+    }
+
+    /// The keeper has the opening exchange of a volume; false if the volume is gone.
+    fn set_kept(&self, key: &str) -> bool {
+        let mut state = self.state();
+        let Some(entry) = state.volumes.get_mut(key) else { return false };
+        entry.record.volume.unkept = false;
+        true
     }
 
     /// Serves the pod's hand-over socket.
@@ -197,7 +249,9 @@ impl Plugin {
         listener.set_nonblocking(true).map_err(failed)?;
         let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
         let (pushes, _) = broadcast::channel(handover::PUSHES);
-        let desk = Desk { pod: pod.clone(), plugin: std::sync::Weak::clone(&self.me) };
+        let (notices, queue) = mpsc::channel(NOTICES);
+        tokio::spawn(show(Arc::clone(&self.cluster), pod.clone(), queue));
+        let desk = Desk { pod: pod.clone(), plugin: Weak::clone(&self.me), notices };
         let task = tokio::spawn(handover::serve(listener, Arc::new(desk), pushes.clone()));
         state.hubs.insert(pod.uid.clone(), Hub { pod: pod.clone(), pushes, task });
         Ok(())
@@ -245,13 +299,15 @@ impl Plugin {
         for key in blocking(move || keeper.list()).await? {
             let (keeper, wanted) = (self.keeper.clone(), key.clone());
             let (meta, devices) = blocking(move || keeper.get(&wanted)).await?;
-            let record = serde_json::from_value::<Record>(meta).ok();
+            let record = serde_json::from_value::<Record>(meta)
+                .inspect_err(|error| tracing::error!(%error, key, "read what was kept of a volume"))
+                .ok();
             let device = devices.into_iter().next();
             match (record, device) {
-                (Some(record), Some(device)) if mount::find(&record.target)?.is_some() => {
+                (Some(mut record), Some(device)) if mount::find(&record.target)?.is_some() => {
                     let pod = record.pod.clone();
-                    let entry = Entry { record, device, taken_over: false, told: String::new() };
-                    self.state().volumes.insert(key, entry);
+                    record.volume.unkept = record.volume.recorded_init.is_none();
+                    self.state().volumes.insert(key, Entry::new(record, device));
                     if let Err(error) = self.bind(&pod) {
                         tracing::warn!(%error, pod = pod.name, "take a pod up again");
                     }
@@ -349,7 +405,7 @@ impl Plugin {
                 "readOnly": entry.record.volume.read_only,
                 "generation": entry.record.volume.generation,
                 "negotiated": entry.record.volume.recorded_init.is_some(),
-                "trouble": entry.told,
+                "trouble": {"mount": entry.told.mount, "scan": entry.told.scan},
             })
         });
         serde_json::json!({"node": self.node_name, "volumes": volumes.collect::<Vec<_>>()})
@@ -368,10 +424,40 @@ where
     }
 }
 
+/// A number that no earlier mount of a volume has.
+fn fresh_mount_id() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Keeps an opening exchange for as long as it takes; false when its volume is gone.
+async fn keep_exchange(plugin: Weak<Plugin>, key: String) -> bool {
+    loop {
+        let Some(plugin) = plugin.upgrade() else { return false };
+        match plugin.keep(&key).await {
+            Ok(()) => return plugin.set_kept(&key),
+            Err(error) => tracing::warn!(%error, key, "keep the opening exchange of a mount"),
+        }
+        if !plugin.state().volumes.contains_key(&key) {
+            return false;
+        }
+        drop(plugin);
+        tokio::time::sleep(KEEP_INTERVAL).await;
+    }
+}
+
+/// Shows a pod's notices one after the other, so that they appear in the order of what happened.
+async fn show(cluster: Arc<dyn Cluster>, pod: Pod, mut notices: mpsc::Receiver<Notice>) {
+    while let Some(notice) = notices.recv().await {
+        cluster.notify(&pod, notice).await;
+    }
+}
+
 /// One pod's end of the hand-over.
 struct Desk {
     pod: Pod,
-    plugin: std::sync::Weak<Plugin>,
+    plugin: Weak<Plugin>,
+    notices: mpsc::Sender<Notice>,
 }
 
 impl Desk {
@@ -379,14 +465,17 @@ impl Desk {
         volume::key(&self.pod.uid, volume)
     }
 
-    /// Keeps a changed entry, without making the sidecar wait.
-    fn keep(&self, plugin: &Arc<Plugin>, volume: &str) {
-        let (plugin, key) = (Arc::clone(plugin), self.key(volume));
-        tokio::spawn(async move {
-            if let Err(error) = plugin.keep(&key).await {
-                tracing::error!(%error, key, "keep a volume");
-            }
-        });
+    /// Takes the exchange down; false if there is no such volume.
+    fn record(&self, init: Init) -> bool {
+        let Some(plugin) = self.plugin.upgrade() else { return false };
+        let mut state = plugin.state();
+        let Some(entry) = state.volumes.get_mut(&self.key(&init.volume)) else { return false };
+        // Only the first exchange counts: the kernel heard no other.
+        if entry.record.volume.recorded_init.is_none() {
+            entry.record.volume.recorded_init = Some(init.request);
+            entry.record.volume.recorded_reply = Some(init.reply);
+        }
+        true
     }
 }
 
@@ -411,17 +500,12 @@ impl handover::Pod for Desk {
         Ok(volumes)
     }
 
-    fn negotiated(&self, init: Init) {
-        let Some(plugin) = self.plugin.upgrade() else { return };
-        let mut state = plugin.state();
-        let Some(entry) = state.volumes.get_mut(&self.key(&init.volume)) else { return };
-        // Only the first exchange counts: the kernel heard no other.
-        if entry.record.volume.recorded_init.is_none() {
-            entry.record.volume.recorded_init = Some(init.request);
-            entry.record.volume.recorded_reply = Some(init.reply);
-            drop(state);
-            self.keep(&plugin, &init.volume);
-        }
+    fn negotiated(&self, init: Init) -> impl Future<Output = bool> + Send + 'static {
+        let (plugin, key) = (Weak::clone(&self.plugin), self.key(&init.volume));
+        let recorded = self.record(init);
+        // A task of its own: it is kept whatever becomes of this sidecar meanwhile.
+        let keeping = tokio::spawn(async move { recorded && keep_exchange(plugin, key).await });
+        async move { keeping.await.unwrap_or(false) }
     }
 
     fn changed(&self, role: Role, status: Status) {
@@ -439,14 +523,15 @@ impl handover::Pod for Desk {
                     note: format!("a new sidecar serves Dataset {dataset}; open files go on"),
                 });
             }
-            notices.extend(notice(&mut entry.told, &status, &dataset));
+            notices.extend(notice(&mut entry.told, role, &status, &dataset));
             if status.ok && role == Role::Mount {
                 raise_read_ahead(&entry.record.target);
             }
         }
         for notice in notices {
-            let (cluster, pod) = (Arc::clone(&plugin.cluster), self.pod.clone());
-            tokio::spawn(async move { cluster.notify(&pod, notice).await });
+            if let Err(error) = self.notices.try_send(notice) {
+                tracing::warn!(%error, pod = self.pod.name, "too many notices wait for the API server");
+            }
         }
     }
 }
@@ -459,14 +544,15 @@ fn raise_read_ahead(target: &Path) {
     }
 }
 
-/// What the pod's owner is told about a change, if anything; `told` is what he was told last.
-fn notice(told: &mut String, status: &Status, dataset: &str) -> Option<Notice> {
+/// What the pod's owner is told about a change of one part, if anything; `told` is what he was told last.
+fn notice(told: &mut Told, role: Role, status: &Status, dataset: &str) -> Option<Notice> {
+    let (told, part) = (told.of(role), part(role));
     if status.ok {
         let before = std::mem::take(told);
         return (!before.is_empty()).then(|| Notice {
             warning: false,
             reason: "Recovered".to_owned(),
-            note: format!("Dataset {dataset} is served again after {before}"),
+            note: format!("Dataset {dataset}, {part}: works again after {before}"),
         });
     }
     let reason: String = status.reason.as_deref().unwrap_or("StoreUnavailable").into();
@@ -476,7 +562,7 @@ fn notice(told: &mut String, status: &Status, dataset: &str) -> Option<Notice> {
     }
     told.clone_from(&reason);
     let message: String = status.message.as_deref().unwrap_or_default().chars().take(600).collect();
-    let note = format!("Dataset {dataset}: {message}; {}", publish::fix(&reason));
+    let note = format!("Dataset {dataset}, {part}: {message}; {}", publish::fix(&reason));
     Some(Notice { warning: true, reason, note })
 }
 
@@ -495,24 +581,26 @@ mod tests {
 
     #[test]
     fn each_change_is_told_once_and_with_its_fix() {
-        let mut told = String::new();
-        assert_eq!(notice(&mut told, &status(None), "n/d"), None);
-        let first = notice(&mut told, &status(Some("InvalidCredentials")), "n/d").unwrap();
+        let mut told = Told::default();
+        let mut notice = |reason| notice(&mut told, Role::Mount, &status(reason), "n/d");
+        assert_eq!(notice(None), None);
+        let first = notice(Some("InvalidCredentials")).unwrap();
         assert!(first.warning);
         assert_eq!(
             first.note,
-            "Dataset n/d: 403 from the server; correct the keys in the Secret that the Dataset names"
+            "Dataset n/d, mount: 403 from the server; correct the keys in the Secret that the Dataset names"
         );
-        assert_eq!(notice(&mut told, &status(Some("InvalidCredentials")), "n/d"), None);
-        assert!(notice(&mut told, &status(Some("AccessDenied")), "n/d").is_some());
-        let last = notice(&mut told, &status(None), "n/d").unwrap();
+        assert_eq!(notice(Some("InvalidCredentials")), None);
+        assert!(notice(Some("AccessDenied")).is_some());
+        let last = notice(None).unwrap();
         assert_eq!((last.warning, last.reason.as_str()), (false, "Recovered"));
-        assert_eq!(notice(&mut told, &status(None), "n/d"), None);
+        assert_eq!(notice(None), None);
     }
 
     #[test]
     fn a_made_up_reason_is_not_shown() {
-        let mut told = String::new();
-        assert_eq!(notice(&mut told, &status(Some("Send money!")), "n/d"), None);
+        let told = &mut Told::default();
+        assert_eq!(notice(told, Role::Scan, &status(Some("Send money!")), "n/d"), None);
+        assert_eq!(notice(told, Role::Scan, &status(None), "n/d"), None);
     }
 }

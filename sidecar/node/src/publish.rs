@@ -100,6 +100,8 @@ pub fn plan(options: &Options, spec: &DatasetSpec) -> Result<Record, Denied> {
         generation: 0,
         recorded_init: None,
         recorded_reply: None,
+        mount_id: 0,
+        unkept: true,
         last: false,
     };
     let (pod, target) = (options.pod.clone(), options.target.clone());

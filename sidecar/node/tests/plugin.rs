@@ -3,15 +3,16 @@
 //! Needs root and /dev/fuse.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crds::DatasetSpec;
 use keeper::client::Client;
-use keeper::handover::{FromNode, FromSidecar, Hello, Init, Role, Status, Volume};
-use keeper::wire::Connection;
+use keeper::handover::{FromNode, FromSidecar, Hello, Init, Kept, Role, Status, Volume};
+use keeper::server::{Answer, Request};
+use keeper::wire::{Connection, WireError};
 use node::cluster::{Cluster, ClusterError, Notice};
 use node::mount;
 use node::plugin::Plugin;
@@ -19,6 +20,7 @@ use node::volume::{self, Credentials, Options, Pod};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 use rpc::admin::Admin;
+use rustix::mount::UnmountFlags;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -50,6 +52,16 @@ impl Cluster for Twin {
 impl Twin {
     fn reasons(&self) -> Vec<String> {
         self.shown.lock().unwrap().iter().map(|notice| notice.reason.clone()).collect()
+    }
+
+    /// Reason and note up to the message, of everything shown so far.
+    fn told(&self) -> Vec<(String, String)> {
+        let shown = self.shown.lock().unwrap();
+        let of = |notice: &Notice| {
+            let part = notice.note.split(':').next().unwrap().to_owned();
+            (notice.reason.clone(), part)
+        };
+        shown.iter().map(of).collect()
     }
 }
 
@@ -96,15 +108,29 @@ impl Stage {
 
     /// Attaches as a mount sidecar and takes the one volume.
     fn attach(&self) -> (Connection, Volume, usize) {
+        self.attach_as(Role::Mount)
+    }
+
+    fn attach_as(&self, role: Role) -> (Connection, Volume, usize) {
         let dir = volume::private_dir(self.kubelet.path(), "uid-1");
         let stream = UnixStream::connect(dir.join("node.sock")).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let mut connection = Connection::new(stream);
-        let hello = FromSidecar::Hello(Hello { version: 1, role: Role::Mount });
+        let hello = FromSidecar::Hello(Hello { version: 1, role });
         connection.send(&hello, &[]).unwrap();
         let (message, devices) = connection.receive::<FromNode>().unwrap().unwrap();
         let FromNode::Volume(volume) = message else { panic!("{message:?}") };
         (connection, *volume, devices.len())
+    }
+}
+
+/// A failing test must not hang on what it leaves mounted.
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for point in mount::below(self.kubelet.path()).unwrap() {
+            let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
+            rustix::mount::unmount(&point, flags).unwrap();
+        }
     }
 }
 
@@ -115,6 +141,16 @@ fn status(reason: Option<&str>) -> FromSidecar {
         reason: reason.map(str::to_owned),
         message: None,
     })
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "as unpublish takes it")]
+fn key() -> Option<(String, String)> {
+    Some(("uid-1".to_owned(), "lampyris-0".to_owned()))
+}
+
+fn init() -> FromSidecar {
+    let (request, reply) = ("cmVx".to_owned(), "cmVw".to_owned());
+    FromSidecar::Init(Init { volume: "lampyris-0".into(), request, reply, confirm: true })
 }
 
 async fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
@@ -149,11 +185,12 @@ async fn a_volume_lives_from_publish_over_restarts_to_unpublish() {
     assert_eq!((devices, volume.generation, volume.last), (1, 1, true));
     assert_eq!(volume.source["s3"]["credentials"]["accessKeyId"], "old");
     assert_eq!(volume.recorded_init, None);
-    let init = Init { volume: "lampyris-0".into(), request: "cmVx".into(), reply: "cmVw".into() };
-    sidecar.send(&FromSidecar::Init(init), &[]).unwrap();
+    sidecar.send(&init(), &[]).unwrap();
     sidecar.send(&status(Some("InvalidCredentials")), &[]).unwrap();
     wait_for("the event", || stage.cluster.reasons() == ["InvalidCredentials"]).await;
-    wait_for("the record", || kept_init(stage.kubelet.path()).as_deref() == Some("cmVx")).await;
+    let (kept, _) = sidecar.receive::<FromNode>().unwrap().unwrap();
+    assert_eq!(kept, FromNode::Kept(Kept { volume: "lampyris-0".into() }));
+    assert_eq!(kept_init(stage.kubelet.path()).as_deref(), Some("cmVx"));
 
     plugin.publish(stage.options("new")).await.unwrap();
     let (push, _) = sidecar.receive::<FromNode>().unwrap().unwrap();
@@ -174,13 +211,135 @@ async fn a_volume_lives_from_publish_over_restarts_to_unpublish() {
     sidecar.send(&status(None), &[]).unwrap();
     wait_for("take-over", || stage.cluster.reasons().last().unwrap() == "MountRecovered").await;
 
-    let key = Some(("uid-1".to_owned(), "lampyris-0".to_owned()));
-    plugin.unpublish(&target, key.clone()).await.unwrap();
-    plugin.unpublish(&target, key).await.unwrap();
+    plugin.unpublish(&target, key()).await.unwrap();
+    plugin.unpublish(&target, key()).await.unwrap();
     assert!(!target.exists());
     assert_eq!(plugin.counts(), (0, 0));
     let keeper = Client::new(stage.kubelet.path().join("keeper.sock"));
     assert!(keeper.list().unwrap().is_empty());
+}
+
+/// Each of the two sidecars of a pod may fail and recover without the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn trouble_and_recovery_are_told_of_the_part_that_had_it() {
+    let parts =
+        [(Role::Mount, "Dataset team/d, mount"), (Role::Scan, "Dataset team/d, scan agent")];
+    for (first, other) in [(0, 1), (1, 0)] {
+        let stage = Stage::set();
+        let plugin = stage.plugin();
+        plugin.publish(stage.options("k")).await.unwrap();
+        let sidecars = parts.map(|(role, _)| stage.attach_as(role).0);
+        let mut expected: Vec<(&str, &str)> = Vec::new();
+        let steps = [
+            (first, None, None),
+            (first, Some("InvalidCredentials"), Some("InvalidCredentials")),
+            // It works, as it did before; nothing that was broken is whole again.
+            (other, None, None),
+            (other, Some("InvalidCredentials"), Some("InvalidCredentials")),
+            (first, Some("InvalidCredentials"), None),
+            (first, None, Some("Recovered")),
+            (other, Some("AccessDenied"), Some("AccessDenied")),
+            (first, None, None),
+            (other, None, Some("Recovered")),
+        ];
+        for (part, says, shown) in steps {
+            sidecars[part].send(&status(says), &[]).unwrap();
+            expected.extend(shown.map(|reason| (reason, parts[part].1)));
+            if shown.is_some() {
+                let same = |told: &[(String, String)]| {
+                    told.iter().map(|(reason, part)| (&**reason, &**part)).eq(expected.clone())
+                };
+                let cluster = &stage.cluster;
+                wait_for(&format!("{expected:?}"), || cluster.told().len() >= expected.len()).await;
+                let told = stage.cluster.told();
+                assert!(same(&told), "{told:?}, expected {expected:?}");
+            }
+        }
+        plugin.unpublish(&stage.options("k").target, key()).await.unwrap();
+    }
+}
+
+/// Else the two could die with the exchange and the mount with them: nobody can ask the kernel for it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sidecar_hears_that_its_exchange_is_kept_only_when_the_keeper_has_it() {
+    let stage = Stage::set();
+    let plugin = stage.plugin();
+    plugin.publish(stage.options("k")).await.unwrap();
+    let socket = stage.kubelet.path().join("keeper.sock");
+    let away = socket.with_extension("away");
+    std::fs::rename(&socket, &away).unwrap();
+    let (mut first, volume, _) = stage.attach();
+    assert!(volume.unkept);
+    first.send(&init(), &[]).unwrap();
+    wait_for("the exchange", || plugin.describe().to_string().contains("\"negotiated\":true"))
+        .await;
+    // So does one that finds the exchange of another, while the keeper is away.
+    let (mut second, volume, _) = stage.attach();
+    assert_eq!((volume.unkept, volume.recorded_init.as_deref()), (true, Some("cmVx")));
+    second.send(&init(), &[]).unwrap();
+    for sidecar in [&first, &second] {
+        sidecar.stream().set_nonblocking(true).unwrap();
+    }
+    let nothing = first.receive::<FromNode>();
+    assert!(nothing.as_ref().is_err_and(WireError::is_would_block), "{nothing:?}");
+    std::fs::rename(&away, &socket).unwrap();
+    for sidecar in [&mut first, &mut second] {
+        sidecar.stream().set_nonblocking(false).unwrap();
+        let (kept, _) = sidecar.receive::<FromNode>().unwrap().unwrap();
+        assert_eq!(kept, FromNode::Kept(Kept { volume: "lampyris-0".into() }));
+        assert_eq!(kept_init(stage.kubelet.path()).as_deref(), Some("cmVx"));
+    }
+    let (_third, volume, _) = stage.attach();
+    assert!(!volume.unkept);
+    plugin.unpublish(&stage.options("k").target, key()).await.unwrap();
+}
+
+/// A put that is slow on its way must not undo what a later one kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_keeper_is_left_with_the_newest_of_a_volume() {
+    let stage = Stage { kubelet: tempfile::tempdir().unwrap(), cluster: Arc::default() };
+    let keeper = UnixListener::bind(stage.kubelet.path().join("keeper.sock")).unwrap();
+    let (puts, mut arrived) = tokio::sync::mpsc::channel(8);
+    std::thread::spawn(move || {
+        for stream in keeper.incoming() {
+            let mut connection = Connection::new(stream.unwrap());
+            if let Some((Request::Put { meta, .. }, _)) = connection.receive().unwrap()
+                && puts.blocking_send((connection, meta)).is_err()
+            {
+                return;
+            }
+        }
+    });
+    let mut kept = Vec::new();
+    let mut answer = |(connection, meta): (Connection, serde_json::Value)| {
+        connection.send(&Answer::Ok(true), &[]).unwrap();
+        kept.push(meta["volume"]["recordedInit"].as_str().map(str::to_owned));
+    };
+    let plugin = stage.plugin();
+    let publish = |secret: &str| {
+        let (plugin, options) = (Arc::clone(&plugin), stage.options(secret));
+        tokio::spawn(async move { plugin.publish(options).await })
+    };
+    let first = publish("old");
+    answer(arrived.recv().await.unwrap());
+    first.await.unwrap().unwrap();
+
+    let second = publish("new");
+    let slow = arrived.recv().await.unwrap();
+    let (mut sidecar, ..) = stage.attach();
+    sidecar.send(&init(), &[]).unwrap();
+    // What overtakes it, if anything does, is kept first.
+    if let Ok(fast) = tokio::time::timeout(Duration::from_millis(300), arrived.recv()).await {
+        answer(fast.unwrap());
+    }
+    answer(slow);
+    second.await.unwrap().unwrap();
+    if let Ok(last) = tokio::time::timeout(Duration::from_secs(5), arrived.recv()).await {
+        answer(last.unwrap());
+    }
+    assert_eq!(kept, [None, None, Some("cmVx".to_owned())]);
+    let (told, _) = sidecar.receive::<FromNode>().unwrap().unwrap();
+    assert_eq!(told, FromNode::Kept(Kept { volume: "lampyris-0".into() }));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -239,8 +398,7 @@ async fn metrics_of_the_sidecars_are_shown_with_the_labels_of_their_pods() {
     }
     assert!(answer.trim_end().ends_with("# EOF"), "{answer}");
     assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
-    let key = Some(("uid-1".to_owned(), "lampyris-0".to_owned()));
-    plugin.unpublish(&stage.options("k").target, key).await.unwrap();
+    plugin.unpublish(&stage.options("k").target, key()).await.unwrap();
 }
 
 /// The answer to one HTTP request.

@@ -23,6 +23,18 @@ fn volume(secret: &str) -> Volume {
     serde_json::from_value(volume).unwrap()
 }
 
+#[test]
+fn a_record_that_cannot_be_read_is_not_taken_for_a_new_mount() {
+    let mut volume = volume("s");
+    assert!(recorded(&volume).unwrap().is_none());
+    (volume.recorded_init, volume.recorded_reply) = (Some("cmVx".into()), Some("cmVw".into()));
+    let read = recorded(&volume).unwrap().unwrap();
+    assert_eq!((&*read.request, &*read.reply), (&b"req"[..], &b"rep"[..]));
+    volume.recorded_reply = Some("?".into());
+    let refused = recorded(&volume).unwrap_err();
+    assert!(refused.to_string().contains("recorded INIT"), "{refused}");
+}
+
 #[tokio::test]
 async fn a_secret_that_changed_while_the_node_plugin_was_away_is_taken_when_it_is_back() {
     let given = Arc::new(Mutex::new(Vec::new()));

@@ -30,6 +30,8 @@ pub(crate) fn volume(name: &str, mount_path: &str, read_only: bool, source: Valu
         generation: 1,
         recorded_init: None,
         recorded_reply: None,
+        mount_id: 1,
+        unkept: true,
         last: false,
     }
 }
@@ -43,7 +45,7 @@ impl handover::Pod for Desk {
         volumes.iter().map(|(volume, fd)| Ok((volume.clone(), Some(fd.try_clone()?)))).collect()
     }
 
-    fn negotiated(&self, init: Init) {
+    fn negotiated(&self, init: Init) -> impl Future<Output = bool> + Send + 'static {
         let mut volumes = self.0.lock().unwrap();
         let (volume, _) =
             volumes.iter_mut().find(|(volume, _)| volume.name == init.volume).unwrap();
@@ -51,6 +53,7 @@ impl handover::Pod for Desk {
             volume.recorded_init = Some(init.request);
             volume.recorded_reply = Some(init.reply);
         }
+        std::future::ready(true)
     }
 
     fn changed(&self, _: Role, status: Status) {
@@ -132,6 +135,14 @@ impl Stage {
 
     fn log(&self) -> String {
         std::fs::read_to_string(self.place.path().join("sidecar.log")).unwrap()
+    }
+
+    /// Memory of the sidecar, shared pages of its program included.
+    pub(crate) fn resident_mib(&self) -> u64 {
+        let pid = self.sidecar.as_ref().unwrap().id();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
     }
 
     pub(crate) fn kill_sidecar(&mut self) {

@@ -10,7 +10,8 @@ use sidecar::vfs::{
     Attr, Caller, DirEntry, DirPage, Errno, FileSystem, Kind, Opened, ROOT, SetAttr, StatFs,
 };
 
-/// Files of one directory, numbered by their own inode numbers; every answer takes `delay`.
+/// Files of one directory, numbered by their own inode numbers; every answer takes `delay`. While there is a file `names`
+/// beside the directory, questions about names and attributes wait; while there is one `bytes`, reads of the file `held` do.
 #[derive(Debug)]
 pub(crate) struct LocalFs {
     pub dir: PathBuf,
@@ -39,9 +40,9 @@ impl LocalFs {
             ino: if is_root { ROOT } else { data.ino() },
             kind: if data.is_dir() { Kind::Directory } else { Kind::File },
             size: data.len(),
-            mode: if is_root { 0o777 } else { 0o666 },
-            uid: 0,
-            gid: 0,
+            mode: if is_root { 0o777 } else { data.mode() & 0o7777 },
+            uid: data.uid(),
+            gid: data.gid(),
             links: 1,
             accessed_ns: 0,
             modified_ns: 0,
@@ -54,6 +55,12 @@ impl LocalFs {
         self.dir.join(String::from_utf8_lossy(name).as_ref())
     }
 
+    async fn wait_while(&self, beside: &str) {
+        while self.dir.with_file_name(beside).exists() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
     async fn pause(&self) {
         tokio::time::sleep(self.delay).await;
     }
@@ -62,10 +69,12 @@ impl LocalFs {
 #[async_trait::async_trait]
 impl FileSystem for LocalFs {
     async fn lookup(&self, _: u64, name: &[u8]) -> Result<Attr, Errno> {
+        self.wait_while("names").await;
         self.attr(&self.named(name))
     }
 
     async fn getattr(&self, ino: u64) -> Result<Attr, Errno> {
+        self.wait_while("names").await;
         self.attr(&self.path(ino)?)
     }
 
@@ -113,7 +122,11 @@ impl FileSystem for LocalFs {
 
     async fn read_parts(&self, ino: u64, offset: u64, length: u32) -> Result<Vec<Bytes>, Errno> {
         self.pause().await;
-        let file = File::open(self.path(ino)?).map_err(errno)?;
+        let path = self.path(ino)?;
+        if path.ends_with("held") {
+            self.wait_while("bytes").await;
+        }
+        let file = File::open(path).map_err(errno)?;
         let mut bytes = vec![0; usize::try_from(length).unwrap()];
         let mut count = 0;
         while let read @ 1.. =
