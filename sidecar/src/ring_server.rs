@@ -143,18 +143,18 @@ impl RingServer {
             return Ok(());
         }
         socket.set_nonblocking(false)?;
-        let (mounts, count) = (Arc::clone(&self.mounts), Arc::clone(&self.connections));
+        let mounts = Arc::clone(&self.mounts);
         let runtime = tokio::runtime::Handle::current();
         let sockets = Arc::clone(&self.sockets);
         let id = sockets.add(socket.try_clone()?);
-        count.fetch_add(1, Ordering::Relaxed);
-        let guard = Counted { count, sockets, id };
+        let listed = Listed { sockets, id };
+        let counted = Counted::new(Arc::clone(&self.connections));
         std::thread::Builder::new()
             .name("ring".into())
             .stack_size(256 << 10)
             .spawn(move || {
-                let _guard = guard;
-                if let Err(error) = connection::serve(socket, &mounts, &runtime) {
+                let _listed = listed;
+                if let Err(error) = connection::serve(socket, &mounts, &runtime, counted) {
                     tracing::info!(%error, "end a ring connection");
                 }
             })
@@ -162,36 +162,71 @@ impl RingServer {
     }
 }
 
-/// One connection in the count.
-struct Counted {
-    count: Arc<AtomicUsize>,
-    sockets: Arc<Sockets>,
-    id: u64,
+/// One connection in the count: until the last of its transfers has ended, which may be after its application.
+#[derive(Debug)]
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(count: Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.sockets.remove(self.id);
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Whether `caller` has all of `want` (4 read, 2 write, 1 search) of an inode. The kernel checks this for a mount; here
-/// nobody else does. Supplementary groups are not known, so they give no right.
-fn may(caller: Caller, attr: &Attr, want: u32) -> bool {
-    let shift = match caller {
-        Caller { uid: 0, .. } => return true,
-        Caller { uid, .. } if uid == attr.uid => 6,
-        Caller { gid, .. } if gid == attr.gid => 3,
-        _ => 0,
-    };
-    (attr.mode >> shift) & want == want
+/// One connection's socket among those to be ended.
+struct Listed {
+    sockets: Arc<Sockets>,
+    id: u64,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.sockets.remove(self.id);
+    }
+}
+
+/// Who an application is, as the kernel saw it when it connected.
+#[derive(Clone, Debug)]
+struct Rights {
+    caller: Caller,
+    /// Its supplementary groups.
+    groups: Vec<u32>,
+}
+
+impl Rights {
+    fn of(socket: &UnixStream) -> std::io::Result<Self> {
+        let peer = ring::peer::peer_of(socket)?;
+        let caller = Caller { uid: peer.uid, gid: peer.gid };
+        Ok(Self { caller, groups: ring::peer::groups_of(socket)? })
+    }
+
+    /// Whether there is all of `want` (4 read, 2 write, 1 search) of an inode. The kernel checks this for a mount; here
+    /// nobody else does.
+    fn allow(&self, attr: &Attr, want: u32) -> bool {
+        let Caller { uid, gid } = self.caller;
+        let shift = if uid == 0 {
+            return true;
+        } else if uid == attr.uid {
+            6
+        } else if gid == attr.gid || self.groups.contains(&attr.gid) {
+            3
+        } else {
+            0
+        };
+        (attr.mode >> shift) & want == want
+    }
 }
 
 /// Walks `path` in `files` to its inode, checking search rights and following links inside the mount.
 async fn walk(
     files: &dyn FileSystem,
-    caller: Caller,
+    rights: &Rights,
     path: &str,
 ) -> Result<(Attr, Option<(u64, String)>), Errno> {
     let mut names: Vec<String> = path.rsplit('/').map(str::to_owned).collect();
@@ -207,7 +242,7 @@ async fn walk(
         if at.kind != Kind::Directory {
             return Err(Errno::ENOTDIR);
         }
-        if !may(caller, &at, 1) {
+        if !rights.allow(&at, 1) {
             return Err(Errno::EACCES);
         }
         let found = match files.lookup(at.ino, name.as_bytes()).await {

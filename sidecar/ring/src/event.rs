@@ -1,13 +1,18 @@
 //! Eventfds: the doorbells of queues.
+//!
+//! Whoever holds one can fill its counter and make it blocking, for every other holder too. So nothing here trusts the
+//! descriptor's own mode: it is looked at before it is rung, and drained without waiting.
 
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 
-/// A non-blocking eventfd. A peer that holds it too can make it blocking again: whoever must not be held up by that peer
-/// rings it from a thread that serves this peer alone, and drains it before joining that thread.
+/// An eventfd. A peer that holds it too and fills it between the look and the ring, having made it blocking, holds the ringing
+/// thread up until it is drained: whoever must not be held up by that peer rings from a thread that serves this peer alone,
+/// and drains it before joining that thread.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
@@ -36,7 +41,18 @@ impl EventFd {
 
     /// Wakes whoever waits, now or at its next wait. A full counter is a ring that already rings.
     pub fn notify(&self) {
-        while rustix::io::write(&self.0, &1u64.to_le_bytes()) == Err(Errno::INTR) {}
+        let now = timespec(Duration::ZERO);
+        loop {
+            let mut room = [PollFd::new(&self.0, PollFlags::OUT)];
+            match poll(&mut room, Some(&now)) {
+                Err(Errno::INTR) => continue,
+                Ok(0) => return,
+                _ => {}
+            }
+            if rustix::io::write(&self.0, &1u64.to_le_bytes()) != Err(Errno::INTR) {
+                return;
+            }
+        }
     }
 
     /// Sets the count back to 0; true if it had been rung.
@@ -44,7 +60,16 @@ impl EventFd {
     pub fn drain(&self) -> bool {
         let mut count = [0u8; 8];
         loop {
-            match rustix::io::read(&self.0, &mut count) {
+            let into = &mut [IoSliceMut::new(&mut count)];
+            let taken = rustix::io::preadv2(&self.0, into, u64::MAX, ReadWriteFlags::NOWAIT);
+            let taken = match taken {
+                // Linux before 5.8, or a filter of system calls older than this one.
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM) => {
+                    rustix::io::read(&self.0, &mut count)
+                }
+                other => other,
+            };
+            match taken {
                 Err(Errno::INTR) => {}
                 other => return other.is_ok(),
             }
@@ -93,5 +118,23 @@ mod tests {
         twin.notify();
         assert!(event.wait(None).unwrap());
         assert!(!event.drain());
+    }
+
+    #[test]
+    fn one_that_a_peer_filled_or_made_blocking_holds_nobody_up() {
+        let event = EventFd::new().unwrap();
+        let peer = event.try_clone().unwrap();
+        rustix::fs::fcntl_setfl(&peer.0, rustix::fs::OFlags::empty()).unwrap();
+        let (done, ended) = std::sync::mpsc::channel();
+        let holder = std::thread::spawn(move || {
+            let quiet = event.drain();
+            rustix::io::write(&event.0, &(u64::MAX - 1).to_le_bytes()).unwrap();
+            event.notify();
+            event.notify();
+            done.send((quiet, event.drain(), event.drain())).unwrap();
+        });
+        let found = ended.recv_timeout(Duration::from_secs(20)).expect("nothing blocks");
+        assert_eq!(found, (false, true, false));
+        holder.join().unwrap();
     }
 }

@@ -1,7 +1,8 @@
 //! The ABI of the native ring, byte for byte. Everything is little-endian; reserved bytes are zero and checked.
 //!
 //! **Control**: a unix stream socket. The client sends one [`Control`] (64 bytes, then `length` bytes of payload,
-//! descriptors on the first byte) and waits for one answer of the same form before it sends the next.
+//! descriptors on the first byte) and waits for one answer of the same form before it sends the next. The queues go on
+//! meanwhile, however long the answer takes.
 //!
 //! | kind | request | answer |
 //! |---|---|---|

@@ -39,6 +39,41 @@ pub fn peer_of(socket: impl AsFd) -> io::Result<Peer> {
     Ok(Peer { uid: found.uid, gid: found.gid })
 }
 
+/// The supplementary groups of a peer, as the kernel saw them when the connection was made.
+///
+/// Asked of the socket and not of `/proc`: the process may have changed since, its number may belong to another one or mean
+/// nothing here.
+///
+/// # Errors
+/// The kernel's answer, as for a descriptor that is no connected socket.
+pub fn groups_of(socket: impl AsFd) -> io::Result<Vec<u32>> {
+    let mut groups = vec![0u32; 32];
+    loop {
+        let mut length = libc::socklen_t::try_from(size_of_val(groups.as_slice())).unwrap_or(0);
+        // SAFETY: the pointers lead to `groups` and to its size in bytes, which outlive the call.
+        let status = unsafe {
+            libc::getsockopt(
+                socket.as_fd().as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        let count = length as usize / size_of::<u32>();
+        if status == 0 {
+            groups.truncate(count);
+            return Ok(groups);
+        }
+        let error = io::Error::last_os_error();
+        // Too little room: the kernel has said how much it wants.
+        if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
+            return Err(error);
+        }
+        groups.resize(count, 0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +86,9 @@ mod tests {
             gid: rustix::process::getgid().as_raw(),
         };
         assert_eq!(peer_of(&socket).expect("a socket"), own);
+        let own: Vec<_> =
+            rustix::process::getgroups().unwrap().iter().map(|g| g.as_raw()).collect();
+        assert_eq!(groups_of(&socket).expect("a socket"), own);
     }
 
     #[test]

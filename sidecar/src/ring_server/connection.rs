@@ -1,6 +1,8 @@
 //! One application's connection: a thread that owns the queues, tasks that do the transfers.
 
 use std::collections::HashMap;
+use std::future::Future;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,8 +23,8 @@ use rustix::io::Errno as Kernel;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use super::{Mounts, may, walk};
-use crate::vfs::{Caller, Errno, FileSystem, Kind};
+use super::{Counted, Mounts, Rights, walk};
+use crate::vfs::{Errno, FileSystem, Kind};
 
 /// How long a connection may take to say hello, or to send the rest of a control message.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -60,28 +62,49 @@ pub(super) enum ConnectionError {
     TooMany,
 }
 
-/// A file that the application has open.
-#[derive(Clone, Debug)]
+/// A file that the application has open. Released when nothing uses it any more: neither the application nor a transfer.
+#[derive(Debug)]
 struct File {
     files: Arc<dyn FileSystem>,
     ino: u64,
     write: bool,
+    runtime: Handle,
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let (files, ino, write) = (Arc::clone(&self.files), self.ino, self.write);
+        self.runtime.spawn(async move { files.release(ino, write).await });
+    }
+}
+
+/// The fields `id` and `value` of an answer.
+type Outcome = Result<(u32, u64), Errno>;
+
+/// What a task of a connection has finished.
+#[derive(Debug)]
+enum Done {
+    Transfer(Completion),
+    Control(ControlKind, Outcome),
+    /// A file and its size.
+    Open(Result<(File, u64), Errno>),
 }
 
 /// What the tasks of one connection share.
 #[derive(Debug)]
 struct Shared {
-    caller: Caller,
+    rights: Rights,
     bytes: Semaphore,
-    done: Mutex<Sender<Completion>>,
+    done: Mutex<Sender<Done>>,
     /// Wakes the connection's thread: only this process has it.
     wake: EventFd,
+    _counted: Counted,
 }
 
 impl Shared {
-    fn complete(&self, completion: Completion) {
-        // The thread may have ended with its application.
-        let _ = lock(&self.done).send(completion);
+    fn finish(&self, done: Done) {
+        // The thread may have ended with its application; then a file that was opened is released here.
+        let _ = lock(&self.done).send(done);
         self.wake.notify();
     }
 }
@@ -99,10 +122,12 @@ struct Connection<'a> {
     entries: u32,
     in_flight: u32,
     shared: Arc<Shared>,
-    done: Receiver<Completion>,
+    done: Receiver<Done>,
     iovs: HashMap<u32, Arc<Region>>,
-    files: HashMap<u32, File>,
+    files: HashMap<u32, Arc<File>>,
     next_id: u32,
+    /// Whether a control message is being answered by a task: the next one is not looked at before.
+    asked: bool,
 }
 
 /// Serves one application until it hangs up.
@@ -110,6 +135,7 @@ pub(super) fn serve(
     socket: UnixStream,
     mounts: &Mounts,
     runtime: &Handle,
+    counted: Counted,
 ) -> Result<(), ConnectionError> {
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.set_write_timeout(Some(PATIENCE))?;
@@ -119,18 +145,18 @@ pub(super) fn serve(
         answer(&socket, ControlKind::Hello, Err(Errno::EINVAL), &[])?;
         return Err(ConnectionError::NoHello);
     }
-    let peer = ring::peer::peer_of(&socket)?;
-    let caller = Caller { uid: peer.uid, gid: peer.gid };
+    let rights = Rights::of(&socket)?;
     let region = Arc::new(Region::create("lampyris-ring", region_bytes(entries))?);
     let (submit, complete) = (EventFd::new()?, EventFd::new()?);
     let fds = [region.fd(), submit.as_fd(), complete.as_fd()];
     answer(&socket, ControlKind::Hello, Ok((0, entries.into())), &fds)?;
     let (send, done) = channel();
     let shared = Shared {
-        caller,
+        rights,
         bytes: Semaphore::new(BYTES_MAX),
         done: Mutex::new(send),
         wake: EventFd::new()?,
+        _counted: counted,
     };
     let mut connection = Connection {
         submissions: Consumer::new(Arc::clone(&region), 0, entries, submit)?,
@@ -145,9 +171,11 @@ pub(super) fn serve(
         iovs: HashMap::new(),
         files: HashMap::new(),
         next_id: 1,
+        asked: false,
     };
     let outcome = connection.run();
-    connection.close_all();
+    // It fails when the application was faster.
+    let _ = connection.socket.shutdown(Shutdown::Both);
     outcome
 }
 
@@ -160,8 +188,9 @@ impl Connection<'_> {
                 self.submissions.end_sleep()?;
                 continue;
             }
+            let wanted = if self.asked { PollFlags::empty() } else { PollFlags::IN };
             let mut fds = [
-                PollFd::new(&self.socket, PollFlags::IN | PollFlags::RDHUP),
+                PollFd::new(&self.socket, wanted | PollFlags::RDHUP),
                 PollFd::new(self.submissions.doorbell(), PollFlags::IN),
                 PollFd::new(&self.shared.wake, PollFlags::IN),
             ];
@@ -169,10 +198,11 @@ impl Connection<'_> {
                 Ok(_) | Err(Kernel::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
-            let asked = fds.first().is_some_and(|fd| !fd.revents().is_empty());
+            let spoken = fds.first().is_some_and(|fd| !fd.revents().is_empty());
             self.submissions.end_sleep()?;
             let _ = self.shared.wake.drain();
-            if asked && !self.control()? {
+            // While an answer is due only a hang-up is looked for.
+            if spoken && (self.asked || !self.control()?) {
                 return Ok(());
             }
         }
@@ -181,10 +211,23 @@ impl Connection<'_> {
     /// Publishes what tasks have finished.
     fn deliver(&mut self) -> Result<(), ConnectionError> {
         let mut any = false;
-        while let Ok(completion) = self.done.try_recv() {
-            self.in_flight = self.in_flight.saturating_sub(1);
-            self.push(completion)?;
-            any = true;
+        while let Ok(done) = self.done.try_recv() {
+            match done {
+                Done::Transfer(completion) => {
+                    self.in_flight = self.in_flight.saturating_sub(1);
+                    self.push(completion)?;
+                    any = true;
+                }
+                Done::Control(kind, outcome) => self.settle(kind, outcome)?,
+                Done::Open(opened) => {
+                    let outcome = opened.map(|(file, size)| {
+                        let id = self.fresh_id();
+                        self.files.insert(id, Arc::new(file));
+                        (id, size)
+                    });
+                    self.settle(ControlKind::Open, outcome)?;
+                }
+            }
         }
         if any {
             self.completions.ring()?;
@@ -234,37 +277,50 @@ impl Connection<'_> {
             return Err(refuse(Errno::EBADF));
         }
         if submission.op == Op::Sync {
-            return Ok((submission, file.clone(), None));
+            return Ok((submission, Arc::clone(file), None));
         }
         let region = self.iovs.get(&submission.iov).ok_or_else(|| refuse(Errno::EINVAL))?;
         let end = submission.iov_offset.checked_add(submission.length.into());
         if end.is_none_or(|end| end > region.len() as u64) {
             return Err(refuse(Errno::EINVAL));
         }
-        Ok((submission, file.clone(), Some(Arc::clone(region))))
+        Ok((submission, Arc::clone(file), Some(Arc::clone(region))))
     }
 
-    /// Answers one control message; false when the application has hung up.
+    /// Answers the control message that a task was asked to see to.
+    fn settle(&mut self, kind: ControlKind, outcome: Outcome) -> Result<(), ConnectionError> {
+        self.asked = false;
+        answer(&self.socket, kind, outcome, &[])
+    }
+
+    /// Lets a task see to a control message: it may wait for the store, and the queues must not wait with it.
+    fn ask<W>(&mut self, work: W)
+    where
+        W: Future<Output = Done> + Send + 'static,
+    {
+        self.asked = true;
+        let shared = Arc::clone(&self.shared);
+        self.runtime.spawn(async move { shared.finish(work.await) });
+    }
+
+    /// Takes one control message; false when the application has hung up.
     fn control(&mut self) -> Result<bool, ConnectionError> {
         let Some((request, payload, fds)) = receive(&self.socket)? else { return Ok(false) };
-        let outcome = match request.kind {
+        let answered = match request.kind {
             ControlKind::Hello => Err(Errno::EINVAL),
-            ControlKind::Register => self.register(fds),
+            ControlKind::Register => self.register(fds).map(Some),
             ControlKind::Unregister => match self.iovs.remove(&request.id) {
-                Some(_) => Ok((0, 0)),
+                Some(_) => Ok(Some((0, 0))),
                 None => Err(Errno::EINVAL),
             },
-            ControlKind::Open => self.open(&payload, request.flags),
-            ControlKind::Close => self.close(request.id),
-            ControlKind::Stat => match self.files.get(&request.id) {
-                Some(file) => self
-                    .runtime
-                    .block_on(file.files.getattr(file.ino))
-                    .map(|attr| (request.id, attr.size)),
-                None => Err(Errno::EBADF),
-            },
+            ControlKind::Open => self.open(&payload, request.flags).map(|()| None),
+            ControlKind::Close => self.close(request.id).map(|()| None),
+            ControlKind::Stat => self.stat(request.id).map(|()| None),
         };
-        answer(&self.socket, request.kind, outcome, &[])?;
+        // Without an outcome a task has been asked.
+        if let Some(outcome) = answered.transpose() {
+            answer(&self.socket, request.kind, outcome, &[])?;
+        }
         Ok(true)
     }
 
@@ -274,7 +330,7 @@ impl Connection<'_> {
         id
     }
 
-    fn register(&mut self, mut fds: Vec<OwnedFd>) -> Result<(u32, u64), Errno> {
+    fn register(&mut self, mut fds: Vec<OwnedFd>) -> Outcome {
         let (Some(fd), true) = (fds.pop(), fds.is_empty()) else { return Err(Errno::EINVAL) };
         let taken: usize = self.iovs.values().map(|region| region.len()).sum();
         if self.iovs.len() >= IOVS_MAX {
@@ -287,48 +343,53 @@ impl Connection<'_> {
         Ok((id, 0))
     }
 
-    fn open(&mut self, path: &[u8], flags: u32) -> Result<(u32, u64), Errno> {
+    fn open(&mut self, path: &[u8], flags: u32) -> Result<(), Errno> {
         if self.files.len() >= FILES_MAX || flags & !(OPEN_WRITE | OPEN_CREATE) != 0 {
             return Err(Errno::EINVAL);
         }
         let path = std::str::from_utf8(path).map_err(|_| Errno::EINVAL)?;
         let (files, rest) = self.mounts.find(path).ok_or(Errno::ENOENT)?;
-        let opening = open_file(&*files, self.shared.caller, &rest, flags);
-        let (ino, size) = self.runtime.block_on(opening)?;
-        let id = self.fresh_id();
-        self.files.insert(id, File { files, ino, write: flags & OPEN_WRITE != 0 });
-        Ok((id, size))
+        let (shared, runtime) = (Arc::clone(&self.shared), self.runtime.clone());
+        self.ask(async move {
+            let opened = open_file(&*files, &shared.rights, &rest, flags).await;
+            let write = flags & OPEN_WRITE != 0;
+            Done::Open(opened.map(|(ino, size)| (File { files, ino, write, runtime }, size)))
+        });
+        Ok(())
     }
 
-    fn close(&mut self, id: u32) -> Result<(u32, u64), Errno> {
+    fn close(&mut self, id: u32) -> Result<(), Errno> {
         let file = self.files.remove(&id).ok_or(Errno::EBADF)?;
-        self.runtime.block_on(async {
+        self.ask(async move {
             let flushed = if file.write { file.files.flush(file.ino).await } else { Ok(()) };
-            file.files.release(file.ino, file.write).await;
-            flushed.map(|()| (id, 0))
-        })
+            Done::Control(ControlKind::Close, flushed.map(|()| (id, 0)))
+        });
+        Ok(())
     }
 
-    fn close_all(&mut self) {
-        for (_, file) in self.files.drain() {
-            self.runtime.spawn(async move { file.files.release(file.ino, file.write).await });
-        }
+    fn stat(&mut self, id: u32) -> Result<(), Errno> {
+        let file = Arc::clone(self.files.get(&id).ok_or(Errno::EBADF)?);
+        self.ask(async move {
+            let found = file.files.getattr(file.ino).await;
+            Done::Control(ControlKind::Stat, found.map(|attr| (id, attr.size)))
+        });
+        Ok(())
     }
 }
 
 async fn open_file(
     files: &dyn FileSystem,
-    caller: Caller,
+    rights: &Rights,
     path: &str,
     flags: u32,
 ) -> Result<(u64, u64), Errno> {
-    let write = flags & OPEN_WRITE != 0;
-    let (attr, missing) = walk(files, caller, path).await?;
+    let (write, caller) = (flags & OPEN_WRITE != 0, rights.caller);
+    let (attr, missing) = walk(files, rights, path).await?;
     if let Some((parent, name)) = missing {
         if flags & OPEN_CREATE == 0 {
             return Err(Errno::ENOENT);
         }
-        if !may(caller, &attr, 3) {
+        if !rights.allow(&attr, 3) {
             return Err(Errno::EACCES);
         }
         let made = files.create(caller, parent, name.as_bytes(), CREATE_MODE, false).await?;
@@ -337,7 +398,7 @@ async fn open_file(
     if attr.kind != Kind::File {
         return Err(Errno::EISDIR);
     }
-    if !may(caller, &attr, if write { 6 } else { 4 }) {
+    if !rights.allow(&attr, if write { 6 } else { 4 }) {
         return Err(Errno::EACCES);
     }
     let opened = files.open(caller, attr.ino, write).await?;
@@ -348,13 +409,15 @@ async fn open_file(
 async fn transfer(
     shared: Arc<Shared>,
     submission: Submission,
-    file: File,
+    file: Arc<File>,
     region: Option<Arc<Region>>,
 ) {
     let user_data = submission.user_data;
     let outcome = carry_out(&shared, submission, &file, region.as_deref()).await;
     let result = outcome.unwrap_or_else(|errno| i64::from(-errno.0));
-    shared.complete(Completion { user_data, result });
+    // First what was used, then the word that it is free.
+    drop((file, region));
+    shared.finish(Done::Transfer(Completion { user_data, result }));
 }
 
 async fn carry_out(
@@ -372,7 +435,7 @@ async fn carry_out(
     if op == Op::Write {
         let mut bytes = BytesMut::zeroed(length as usize);
         region.copy_out(at, &mut bytes).map_err(|_| Errno::EINVAL)?;
-        file.files.write(shared.caller, file.ino, file_offset, bytes.freeze()).await?;
+        file.files.write(shared.rights.caller, file.ino, file_offset, bytes.freeze()).await?;
         return Ok(length.into());
     }
     for part in file.files.read_parts(file.ino, file_offset, length).await? {
@@ -385,7 +448,7 @@ async fn carry_out(
 const _: () = assert!(LENGTH_MAX as usize <= BYTES_MAX);
 
 /// What an entry asks for, of which file, with which memory.
-type Valid = (Submission, File, Option<Arc<Region>>);
+type Valid = (Submission, Arc<File>, Option<Arc<Region>>);
 /// A control message, its payload and its descriptors.
 type Message = (Control, Vec<u8>, Vec<OwnedFd>);
 
@@ -429,7 +492,7 @@ fn fill(
 fn answer(
     socket: &UnixStream,
     kind: ControlKind,
-    outcome: Result<(u32, u64), Errno>,
+    outcome: Outcome,
     fds: &[std::os::fd::BorrowedFd<'_>],
 ) -> Result<(), ConnectionError> {
     let mut control = Control::new(kind);

@@ -222,10 +222,18 @@ fn rights_follow_owner_group_and_others() {
         changed_ns: 0,
         block_size: 4096,
     };
-    let may = |uid, gid, want| may(Caller { uid, gid }, &attr, want);
-    assert!(may(10, 0, 6) && may(0, 0, 7));
-    assert!(may(11, 20, 4) && !may(11, 20, 2));
-    assert!(!may(11, 21, 4));
+    let may = |uid, gid, groups: &[u32], want| {
+        let rights = Rights { caller: Caller { uid, gid }, groups: groups.to_vec() };
+        rights.allow(&attr, want)
+    };
+    assert!(may(10, 0, &[], 6) && may(0, 0, &[], 7));
+    assert!(may(11, 20, &[], 4) && !may(11, 20, &[], 2));
+    assert!(!may(11, 21, &[], 4));
+    assert!(may(11, 21, &[5, 20], 4) && !may(11, 21, &[5, 20], 2) && !may(11, 21, &[5], 4));
+    // The owner's bits are the owner's, whatever groups they are in.
+    let none = Attr { mode: 0o040, ..attr };
+    let owner = Rights { caller: Caller { uid: 10, gid: 20 }, groups: vec![20] };
+    assert!(!owner.allow(&none, 4));
 }
 
 #[test]
