@@ -8,6 +8,7 @@ pub mod args;
 pub mod attach;
 pub mod dataset_fs;
 pub mod fuse;
+pub mod memory;
 pub mod open;
 pub mod resume;
 pub mod ring_server;

@@ -24,7 +24,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use keeper::handover::Volume;
 use ring::client::{Ring, Transfer};
@@ -33,6 +33,8 @@ use serde_json::json;
 use stage::{Application, Stage, volume};
 
 const MIB: usize = 1 << 20;
+/// What a sidecar may hold when it has nothing to do.
+const RESIDENT_MIB: u64 = 32;
 /// Names the file that a child process writes.
 const HELD: &str = "LAMPYRIS_TEST_HELD";
 /// The test that a child process runs.
@@ -163,6 +165,28 @@ fn what_was_written_outlives_a_sigterm_and_a_loss_by_a_kill_is_told_at_fsync() {
     let told = application.ask("fsync");
     assert!(told.contains("os error 5"), "{told}");
     assert_eq!(application.ask("fsync"), "did it", "a loss is told once");
+}
+
+/// A sidecar is one of many on a node: what it needs while it works it must not keep.
+#[test]
+fn memory_that_writing_took_is_given_back() {
+    let cluster = cluster::Cluster::start();
+    let stage = Stage::set(vec![store_volume(&cluster.manager)]);
+    let root = stage.mounted("store");
+    let before = stage.resident_mib();
+    for round in 0..2 {
+        let bytes = pattern(round, 64 * MIB);
+        fs::write(root.join("large"), &bytes).unwrap();
+        assert!(fs::read(root.join("large")).unwrap() == bytes);
+    }
+    let after = stage.resident_mib();
+    let until = Instant::now() + Duration::from_secs(20);
+    while stage.resident_mib() > RESIDENT_MIB {
+        let now = stage.resident_mib();
+        assert!(Instant::now() < until, "{before} MiB before, {after} after, {now} a while later");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    println!("{before} MiB before, {after} after, {} in the end", stage.resident_mib());
 }
 
 fn names(dir: &Path) -> Vec<String> {
