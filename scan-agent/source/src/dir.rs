@@ -126,6 +126,8 @@ fn io_failure(path: &Path, error: &std::io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
 
     #[tokio::test]
     async fn ranges_of_nested_files_are_read_exactly() {
@@ -155,6 +157,16 @@ mod tests {
         fs::remove_file(&path).unwrap();
         let failure = source.read(&objects[0], 0..4).await.unwrap_err();
         assert_eq!(failure.reason, Reason::DatasetChanged);
+    }
+
+    #[tokio::test]
+    async fn a_file_without_a_name_in_utf8_is_not_left_out_quietly() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a"), b"x").unwrap();
+        fs::write(dir.path().join(OsStr::from_bytes(b"b\xff")), b"x").unwrap();
+        let failure = DirSource::new(dir.path()).list().await.unwrap_err();
+        assert_eq!(failure.reason, Reason::StoreUnavailable);
+        assert!(failure.message.ends_with("is not named in UTF-8"), "{failure}");
     }
 
     #[tokio::test]
