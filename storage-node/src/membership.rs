@@ -67,14 +67,19 @@ async fn beat(node: &Arc<Node>, manager: &str, address: &str) -> Result<(), Erro
     let sent_ms = now_ms();
     let done: HeartbeatDone = node.peers.call_manager(manager, &request, TIMEOUT).await?;
     node.metrics.heartbeats.inc();
+    take(node, sent_ms, done).await;
+    Ok(())
+}
+
+/// Takes up what the manager answered to a heartbeat sent at `sent_ms`.
+async fn take(node: &Arc<Node>, sent_ms: u64, done: HeartbeatDone) {
     node.assign(&done.targets);
-    let routing = done.routing;
-    // Targets that were just made get their first lease too.
-    node.renew(sent_ms.saturating_add(done.lease_ms.into()));
-    if let Some(routing) = routing {
+    if let Some(routing) = done.routing {
         learn(node, routing).await;
     }
-    Ok(())
+    // R3: only now. A server that comes back after its lease ended may have been struck off: with
+    // the new lease under the chain that it remembers it would answer from a copy that is behind.
+    node.renew(sent_ms.saturating_add(done.lease_ms.into()));
 }
 
 fn heartbeat(node: &Node, address: &str) -> Heartbeat {
@@ -115,5 +120,89 @@ async fn learn(node: &Arc<Node>, routing: Routing) {
     if is_new {
         // The manager waits for our word before it changes these chains again.
         node.peers.refresh.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use chain::id::{ChainId, ChainVersion, NodeId, RoutingVersion};
+    use chain::replica::Refusal;
+    use chain::table::{Chain, ChainTarget, PublicState};
+    use rpc::message::manager::TargetAssignment;
+
+    use super::*;
+    use crate::engine::{Engine, IoMode, Options};
+
+    const NODE: NodeId = NodeId::new(10_001);
+    const CHAIN: ChainId = ChainId::new(1);
+    const LEASE_MS: u32 = 3_600_000;
+
+    fn node(dir: &std::path::Path) -> Arc<Node> {
+        let disk = Engine::open(&Options {
+            dir: dir.to_owned(),
+            cluster: "train".into(),
+            node: NODE,
+            io: IoMode::Auto,
+            capacity_bytes: Some(1 << 20),
+        });
+        Arc::new(Node::new("train".into(), NODE, 1, vec![disk.unwrap()]).unwrap())
+    }
+
+    /// The manager's answer: the chain at `version`, with this server's target in `state`.
+    fn answer(version: u64, state: PublicState) -> HeartbeatDone {
+        let (own, other) = (NODE.target(0, 0), NodeId::new(10_002).target(0, 0));
+        let mut targets = vec![
+            ChainTarget { id: own, state },
+            ChainTarget { id: other, state: PublicState::Serving },
+        ];
+        targets.sort_by_key(|t| t.state);
+        let chain = Chain { id: CHAIN, version: ChainVersion::new(version), targets };
+        let routing = Routing {
+            version: RoutingVersion::new(version),
+            table: 1,
+            chunk_size_bytes: 1 << 20,
+            stripe: 0,
+            chains: vec![chain],
+            nodes: Vec::new(),
+        };
+        HeartbeatDone {
+            lease_ms: LEASE_MS,
+            targets: vec![TargetAssignment { target: own, chain: CHAIN, disk: 0 }],
+            routing: Some(routing),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_that_was_struck_off_answers_nobody_under_the_chain_that_it_remembers() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = node(dir.path());
+        let newborn = Routing {
+            chains: vec![Chain::newborn(CHAIN, &[NODE.target(0, 0)])],
+            ..answer(1, PublicState::Serving).routing.unwrap()
+        };
+        // A lease that ended long ago: nothing was heard of the manager since.
+        let born = HeartbeatDone {
+            lease_ms: 0,
+            routing: Some(newborn),
+            ..answer(1, PublicState::Serving)
+        };
+        take(&node, 0, born).await;
+        take(&node, 0, HeartbeatDone { lease_ms: 1, ..answer(2, PublicState::Serving) }).await;
+        let target = node.targets().remove(0);
+        let admit = |version| target.replica().admit(now_ms(), ChainVersion::new(version));
+        assert_eq!(admit(2), Err(Refusal::NoLease));
+        let mut taking = pin!(take(&node, now_ms(), answer(3, PublicState::Offline)));
+        std::future::poll_fn(|context| {
+            let poll = taking.as_mut().poll(context);
+            assert!(admit(2).is_err(), "between two steps of the answer");
+            poll
+        })
+        .await;
+        assert_eq!(admit(2), Err(Refusal::StaleChain(ChainVersion::new(3))));
+        assert_eq!(admit(3), Err(Refusal::NotServing));
+        take(&node, now_ms(), answer(4, PublicState::Serving)).await;
+        assert_eq!(admit(4), Ok(()));
     }
 }
