@@ -2,6 +2,8 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers of tests are small")]
 
+mod random;
+
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -99,6 +101,23 @@ enum Packet {
 enum Body {
     Forward(Forward),
     Forget(ChunkId),
+}
+
+/// A forward of everything that one state of a chunk holds.
+fn whole(stored: &Stored, chunk: ChunkId, base: Option<Identity>) -> Forward {
+    let whole = Whole {
+        bytes: stored.bytes.clone().into(),
+        removed: stored.removed,
+        duplicates: stored.applied.iter().map(|((c, l), a)| (*c, *l, *a)).collect(),
+    };
+    Forward {
+        chunk,
+        id: stored.state.id,
+        identity: stored.state.identity,
+        base,
+        truncate_generation: 0,
+        content: Content::Whole(whole),
+    }
 }
 
 struct World {
@@ -244,19 +263,7 @@ impl World {
             Message::Pending { base } => (&disk.pending[&chunk], base),
             Message::Committed => (&disk.committed[&chunk], None),
         };
-        let whole = Whole {
-            bytes: stored.bytes.clone().into(),
-            removed: stored.removed,
-            duplicates: stored.applied.iter().map(|((c, l), a)| (*c, *l, *a)).collect(),
-        };
-        Body::Forward(Forward {
-            chunk,
-            id: stored.state.id,
-            identity: stored.state.identity,
-            base,
-            truncate_generation: 0,
-            content: Content::Whole(whole),
-        })
+        Body::Forward(whole(stored, chunk, base))
     }
 
     fn token(&mut self) -> Token {
@@ -574,6 +581,20 @@ fn reads_are_dirty_before_the_tail_and_held_where_nobody_knows_better() {
     world.replicas.get_mut(&2).unwrap().step(0, Event::Chain(chain), &mut out);
     assert_eq!(read(&world, 2, Some(version)), Verdict::Hold, "R4");
     assert_eq!(read(&world, 2, None), Verdict::Answer);
+}
+
+#[test]
+fn the_tail_holds_a_read_while_a_syncing_successor_may_have_the_update() {
+    let mut world = World::new();
+    world.kill(3);
+    world.publish(&[(1, Serving), (2, Serving), (3, Offline)]);
+    world.start(3);
+    world.publish(&[(1, Serving), (2, Serving), (3, Syncing)]);
+    world.send(1, write(1, "one"));
+    world.until_pending_at(2);
+    let pending = Some(UpdateVersion::new(1));
+    let read = world.replicas[&2].verdict(5, world.chain.version, CHUNK, pending, false);
+    assert_eq!(read, Verdict::Hold, "R4: the successor may show it as soon as it serves");
 }
 
 #[test]
