@@ -288,19 +288,13 @@ impl Target {
 
     /// A forward of everything that one state of a chunk holds, verified while it is read.
     async fn read_whole(&self, chunk: ChunkId, which: Which) -> Result<Forward, Refusal> {
-        let info = self.engine.meta(self.id, chunk).map_err(|e| convert::engine_refusal(&e))?;
-        let state = match which {
-            Which::Committed => info.committed,
-            Which::Pending => info.pending,
+        // Bytes and state from one look: this may be an old attempt, beside which the chunk changes.
+        let read = self.engine.read(self.id, chunk, 0, u64::MAX, which).await;
+        let (bytes, state) = match read {
+            Ok(read) => (read.bytes, read.state),
+            Err(engine::Error::NotFound(_)) => (Bytes::new(), self.removed(chunk, which)?),
+            Err(error) => return Err(convert::engine_refusal(&error)),
         };
-        let gone = || Refusal::Engine(Code::Internal.number(), format!("{chunk} has changed"));
-        let mut state = state.ok_or_else(gone)?;
-        let mut bytes = Bytes::new();
-        if !state.removed && state.length > 0 {
-            let read = self.engine.read(self.id, chunk, 0, state.length, which).await;
-            let read = read.map_err(|error| convert::engine_refusal(&error))?;
-            (bytes, state) = (read.bytes, read.state);
-        }
         Ok(Forward {
             chunk,
             id: state.id,
@@ -309,6 +303,17 @@ impl Target {
             truncate_generation: state.truncate_generation,
             content: Content::Whole(convert::whole(bytes, &state)),
         })
+    }
+
+    /// The record of a removal, which has no bytes.
+    fn removed(&self, chunk: ChunkId, which: Which) -> Result<engine::ChunkState, Refusal> {
+        let info = self.engine.meta(self.id, chunk).map_err(|e| convert::engine_refusal(&e))?;
+        let state = match which {
+            Which::Committed => info.committed,
+            Which::Pending => info.pending,
+        };
+        let changed = || Refusal::Engine(Code::Internal.number(), format!("{chunk} has changed"));
+        state.filter(|s| s.removed).ok_or_else(changed)
     }
 
     /// Removes every trace of a chunk. A crash in between leaves a record that the next
@@ -423,4 +428,61 @@ fn ended(result: Result<(), engine::Error>) -> Result<(), Refusal> {
 /// CLOCK_BOOTTIME in milliseconds.
 pub(crate) fn now_ms() -> u64 {
     u64::try_from(rpc::clock::boot_time().as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use chain::id::{ChannelId, ClientId, InodeId, NodeId, UpdateId};
+
+    use super::*;
+    use crate::engine::{IoMode, Op, Options, Stage};
+
+    #[tokio::test]
+    async fn a_whole_chunk_is_sent_as_one_state_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Engine::open(&Options {
+            dir: dir.path().to_owned(),
+            cluster: "train".into(),
+            node: NodeId::new(10_001),
+            io: IoMode::Auto,
+            capacity_bytes: Some(1 << 20),
+        });
+        let (engine, id) = (engine.unwrap(), NodeId::new(10_001).target(0, 0));
+        let peers = Arc::default();
+        let target = Target::open(id, ChainId::new(1), None, engine.clone(), peers).unwrap();
+        let chunk = ChunkId { file: InodeId::new(7), index: 0 };
+        let ops = [
+            Op::Write { offset: 0, bytes: vec![1; 9_000].into() },
+            Op::Truncate { length: 0 },
+            Op::Write { offset: 0, bytes: vec![3; 70_000].into() },
+            Op::Remove,
+        ];
+        let none = target.read_whole(chunk, Which::Committed).await;
+        assert!(matches!(none, Err(Refusal::Engine(..))), "{none:?}");
+        for (raw, op) in (1..).zip(ops) {
+            let expected = match &op {
+                Op::Write { bytes, .. } => (bytes.clone(), false),
+                op => (Bytes::new(), matches!(op, Op::Remove)),
+            };
+            let (client, channel) = (ClientId::new(1), ChannelId::new(0));
+            let stage = Stage {
+                chunk,
+                version: UpdateVersion::new(raw),
+                chain_version: ChainVersion::new(1),
+                id: UpdateId { client, channel, seq: raw },
+                truncate_generation: 0,
+                op,
+            };
+            let state = engine.stage(id, stage).await.unwrap();
+            let pending = target.read_whole(chunk, Which::Pending).await.unwrap();
+            engine.commit(id, chunk, state.version, state.chain_version).await.unwrap();
+            let gone = target.read_whole(chunk, Which::Pending).await;
+            assert!(matches!(gone, Err(Refusal::Engine(..))), "{gone:?}");
+            assert_eq!(target.read_whole(chunk, Which::Committed).await.unwrap(), pending);
+            assert_eq!(pending.identity, convert::identity(&state));
+            let Content::Whole(whole) = pending.content else { panic!("not whole") };
+            assert_eq!((whole.bytes, whole.removed), expected);
+            assert_eq!(whole.duplicates.len(), 1);
+        }
+    }
 }
