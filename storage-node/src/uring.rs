@@ -72,17 +72,22 @@ impl Uring {
         Ok(Self { shared, thread })
     }
 
+    /// Takes no further requests; those that were taken are done.
+    pub(crate) fn close(&self) {
+        self.shared.lock().is_closed = true;
+        self.shared.wake();
+    }
+
     /// Hands a request to the thread.
     pub(crate) fn submit(&self, request: Request) {
-        self.shared.lock().requests.push_back(request);
+        self.shared.lock().push(request);
         self.shared.wake();
     }
 }
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        self.shared.lock().is_closed = true;
-        self.shared.wake();
+        self.close();
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has nothing left to wait for.
             drop(thread.join());
@@ -101,14 +106,21 @@ struct Driver {
 impl Driver {
     fn run(mut self) {
         let result = self.arm().and_then(|()| self.serve());
-        if result.is_err() && self.flying > 0 {
-            // The ring is broken and the kernel may still use the buffers: they must stay.
-            Box::leak(std::mem::take(&mut self.table).into_boxed_slice());
+        if result.is_err() {
+            self.abandon();
         }
         // Dropping requests tells their callers that IO has stopped.
         let mut queue = self.shared.lock();
         queue.is_closed = true;
         queue.requests.clear();
+    }
+
+    /// The ring is broken, and the kernel may still use files and buffers: they must stay. Their
+    /// callers must not wait for ever: the rest of each request is dropped, which tells them.
+    fn abandon(&mut self) {
+        for Request { file, buf, .. } in self.table.drain(..).flatten() {
+            Box::leak(Box::new((file, buf)));
+        }
     }
 
     fn serve(&mut self) -> io::Result<()> {
@@ -220,4 +232,28 @@ fn is_passing(e: &io::Error) -> bool {
 /// A buffer has at most one block, 64 MiB; anything longer goes in several steps.
 fn length(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(1 << 30)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::engine::buf::AlignedBuf;
+
+    #[test]
+    fn a_broken_ring_tells_the_callers_of_what_was_under_way() {
+        // Where the kernel refuses io_uring there is no ring to break.
+        let Ok(ring) = IoUring::new(8) else { return };
+        let wake = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let is_asleep = AtomicBool::new(false);
+        let shared = Arc::new(Shared { queue: Mutex::default(), is_asleep, wake });
+        let (reply, mut answer) = oneshot::channel();
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let buf = AlignedBuf::zeroed(1);
+        let request = Request { kind: Kind::Read, file, offset: 0, buf, done: 0, reply };
+        let mut driver = Driver { ring, shared, table: vec![Some(request)], flying: 1 };
+        driver.abandon();
+        assert_eq!(answer.try_recv().unwrap_err(), oneshot::error::TryRecvError::Closed);
+    }
 }

@@ -68,6 +68,26 @@ pub(crate) struct Queue {
     pub(crate) is_closed: bool,
 }
 
+impl Queue {
+    /// Adds a request. Nobody would ever take it from a closed queue: there it is dropped, which
+    /// tells its caller.
+    pub(crate) fn push(&mut self, request: Request) {
+        if !self.is_closed {
+            self.requests.push_back(request);
+        }
+    }
+}
+
+/// What a caller is told whose request nobody will do.
+fn stopped() -> io::Error {
+    io::Error::new(io::ErrorKind::BrokenPipe, "block IO has stopped")
+}
+
+/// Whether no further request will be done: the whole disk is out of reach, not one page.
+pub(super) fn is_stopped(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe
+}
+
 /// The way in which blocks are read and written.
 #[derive(Debug)]
 pub(super) enum Io {
@@ -131,7 +151,7 @@ impl Io {
             Self::Uring(uring) => uring.submit(request),
             Self::Threads(threads) => threads.submit(request),
         }
-        answer.await.unwrap_or_else(|_| Err(io::Error::other("block IO has stopped")))
+        answer.await.unwrap_or_else(|_| Err(stopped()))
     }
 }
 
@@ -197,19 +217,60 @@ impl Threads {
         Ok(this)
     }
 
+    /// Takes no further requests; those that were taken are done.
+    pub(super) fn close(&self) {
+        self.shared.lock().is_closed = true;
+        self.shared.changed.notify_all();
+    }
+
     fn submit(&self, request: Request) {
-        self.shared.lock().requests.push_back(request);
+        self.shared.lock().push(request);
         self.shared.changed.notify_one();
     }
 }
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        self.shared.lock().is_closed = true;
-        self.shared.changed.notify_all();
+        self.close();
         for thread in self.threads.drain(..) {
             // A thread that panicked has nothing left to wait for.
             drop(thread.join());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn modes() -> Vec<Io> {
+        [IoMode::Auto, IoMode::Threads].map(|mode| Io::start(mode).unwrap().0).into()
+    }
+
+    #[tokio::test]
+    async fn an_error_of_the_device_is_an_error_and_never_bytes() {
+        // Nothing is mapped at its start, so a read there is EIO; and behind its end nothing is.
+        let bad = Arc::new(File::open("/proc/self/mem").unwrap());
+        let short = Arc::new(tempfile::tempfile().unwrap());
+        for io in modes() {
+            let failed = io.read(&bad, 0, AlignedBuf::zeroed(1)).await.unwrap_err();
+            assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{}", io.name());
+            let cut = io.read(&short, 0, AlignedBuf::zeroed(1)).await.unwrap_err();
+            assert_eq!(cut.kind(), io::ErrorKind::UnexpectedEof, "{}", io.name());
+            assert!(!is_stopped(&failed) && !is_stopped(&cut));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_after_the_end_of_block_io_is_refused_and_does_not_wait() {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        for io in modes() {
+            match &io {
+                Io::Uring(uring) => uring.close(),
+                Io::Threads(threads) => threads.close(),
+            }
+            let refused = io.read(&file, 0, AlignedBuf::zeroed(1)).await.unwrap_err();
+            assert!(is_stopped(&refused), "{}: {refused}", io.name());
         }
     }
 }

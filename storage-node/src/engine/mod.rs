@@ -10,7 +10,7 @@
 //! `update.rs` (in which order it is done) and `log.rs` (how it becomes durable).
 
 mod alloc;
-mod buf;
+pub(crate) mod buf;
 mod checksum;
 mod fuzz;
 pub(crate) mod io;

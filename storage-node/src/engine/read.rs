@@ -9,6 +9,7 @@ use rocksdb::Snapshot;
 
 use super::buf::AlignedBuf;
 use super::checksum::{self, PAGE_SIZE};
+use super::io::is_stopped;
 use super::plan::pages;
 use super::record::{BlockRecord, ChunkRecord, Fragment};
 use super::types::{Error, Place, Read, Which};
@@ -119,7 +120,13 @@ impl Inner {
             self.counters.corrupt_pages.fetch_add(1, Ordering::Relaxed);
             Error::Corrupt { place, offset: u64::from(page) * PAGE, detail: detail.into() }
         };
-        let buf = read.map_err(|e| corrupt(piece.page, e.to_string()))?;
+        let buf = read.map_err(|e| {
+            if is_stopped(&e) {
+                self.fail(format!("read block file: {e}"))
+            } else {
+                corrupt(piece.page, e.to_string())
+            }
+        })?;
         match verify_pages(place, &block, piece, buf.as_ref()) {
             Ok(()) => Ok(buf),
             Err(page) => Err(corrupt(page, "page checksum mismatch".to_owned())),

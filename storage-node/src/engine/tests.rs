@@ -2,8 +2,10 @@
 //! allows it) and on threads.
 
 mod corruption;
+mod crash;
 mod disk;
 mod model;
+mod race;
 
 use bytes::Bytes;
 use chain::id::{ChannelId, ClientId, InodeId, NodeId, UpdateId};

@@ -210,7 +210,7 @@ impl World {
 /// The directory as a kill at this moment would leave it. RocksDB removes files that it no longer
 /// needs behind the caller's back: a copy during which names went or came shows no one moment, so it
 /// is made again.
-fn image(from: &Path, to: &Path) {
+pub(super) fn image(from: &Path, to: &Path) {
     for _ in 0..100 {
         let before = names(from);
         match copy(from, to) {
