@@ -300,6 +300,14 @@ impl Cluster {
         }
     }
 
+    /// All three serve, and some writes of a workload that goes on are through.
+    pub(crate) async fn serving_under_load(&self, writes: u64) -> Workload {
+        self.wait_serving(3).await;
+        let load = Workload::start(self);
+        load.wait_writes(writes).await;
+        load
+    }
+
     pub(crate) fn client(&self) -> Client {
         let id = self.clients.fetch_add(1, Ordering::Relaxed);
         let manager = Arc::clone(&self.manager);
@@ -527,6 +535,15 @@ impl Workload {
             assert!(Instant::now() < deadline, "writes do not go on");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// Ends it: no read failed, nobody waited long, and every copy holds what was written.
+    pub(crate) async fn finish_unharmed(self, cluster: &Cluster) {
+        let seen = self.finish().await;
+        assert_eq!(seen.failed_reads, 0);
+        assert!(seen.slowest_read < Duration::from_secs(5), "{seen:?}");
+        assert!(seen.slowest_write < Duration::from_secs(10), "{seen:?}");
+        cluster.assert_equal_copies(&seen.chunks).await;
     }
 
     pub(crate) async fn finish(self) -> Seen {
