@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use crate::codec::Wire;
 use crate::error::{Code, Error};
 use crate::message::Request;
-use crate::transport::{Frame, read_frame, write_frame};
+use crate::transport::{Frame, read_frame, tune, write_frame};
 
 /// Requests queued behind the socket of one connection before callers wait.
 const SEND_QUEUE: usize = 256;
@@ -74,7 +74,7 @@ impl Connection {
             .await
             .map_err(|_| unreachable(&"no answer"))?
             .map_err(|error| unreachable(&error))?;
-        stream.set_nodelay(true).map_err(|error| unreachable(&error))?;
+        tune(&stream).map_err(|error| unreachable(&error))?;
         let (read, write) = stream.into_split();
         let pending = Arc::new(Pending(Mutex::new(Some(HashMap::new()))));
         let (send, queue) = mpsc::channel(SEND_QUEUE);
@@ -112,14 +112,27 @@ impl Connection {
         let mut frame = Frame::new(R::KIND, id, request.to_bytes(), payload)
             .map_err(|error| Error::new(Code::InvalidRequest, error.to_string()))?;
         frame.header.deadline_ms = u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX);
+        let mut answered = std::pin::pin!(answered);
         let exchange = async {
-            self.send.send(frame).await.map_err(|_| self.broken("the connection is closed"))?;
-            answered.await.map_err(|_| self.broken("the connection is closed"))?
+            let closed = || self.broken("the connection is closed");
+            tokio::select! {
+                biased;
+                // A peer that reads no more keeps requests from being sent; that the connection
+                // broke must be heard all the same.
+                answer = &mut answered => return answer.map_err(|_| closed())?,
+                sent = self.send.send(frame) => sent.map_err(|_| closed())?,
+            }
+            answered.await.map_err(|_| closed())?
         };
         let frame = tokio::time::timeout(deadline, exchange).await.map_err(|_| {
             let waited = deadline.as_millis();
             Error::new(Code::Timeout, format!("{} did not answer in {waited} ms", self.address))
         })??;
+        if frame.header.kind != R::KIND {
+            let (asked, came) = (R::KIND.0, frame.header.kind.0);
+            let why = format!("{} answered {asked:#06x} with {came:#06x}", self.address);
+            return Err(Error::new(Code::Internal, why));
+        }
         if frame.header.status != 0 {
             return Err(Error::from_head(frame.header.status, frame.head));
         }

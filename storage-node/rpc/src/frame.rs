@@ -220,6 +220,44 @@ mod tests {
     }
 
     #[test]
+    fn every_other_version_flag_and_reserved_byte_is_refused_under_a_right_checksum() {
+        let with = |at: usize, value: u8| Header::decode(&resealed(|b| b[at] = value));
+        for value in 0..=u8::MAX {
+            let version =
+                if value == VERSION { Ok(header()) } else { Err(FrameError::Version(value)) };
+            assert_eq!(with(4, value), version);
+            let flags = match value {
+                0 | 1 => Ok(Header { response: value == 1, ..header() }),
+                _ => Err(FrameError::Reserved("flag")),
+            };
+            assert_eq!(with(5, value), flags);
+        }
+        for at in 36..60 {
+            for bit in 0..8 {
+                assert_eq!(with(at, 1 << bit), Err(FrameError::Reserved("token field")), "{at}");
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_are_refused_from_the_first_byte_too_many() {
+        let with = |at: usize, value: usize| {
+            let value = u32::try_from(value).unwrap();
+            Header::decode(&resealed(|b| b[at..at + 4].copy_from_slice(&value.to_le_bytes())))
+        };
+        for (at, part, limit) in [(20, "head", HEAD_MAX), (24, "payload", PAYLOAD_MAX)] {
+            for fits in [0, 1, limit - 1, limit] {
+                assert!(with(at, fits).is_ok(), "{part} of {fits}");
+            }
+            for length in [limit + 1, limit * 2, u32::MAX as usize] {
+                let found = u32::try_from(length).unwrap();
+                let refused = FrameError::TooLong { part, length: found, limit };
+                assert_eq!(with(at, length), Err(refused));
+            }
+        }
+    }
+
+    #[test]
     fn what_a_valid_checksum_does_not_excuse() {
         let decode = |change: fn(&mut [u8; HEADER_SIZE])| Header::decode(&resealed(change));
         assert_eq!(decode(|b| b[4] = 9), Err(FrameError::Version(9)));

@@ -3,12 +3,13 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::io::BufReader;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::codec::Wire;
@@ -16,10 +17,23 @@ use crate::error::{Code, Error};
 use crate::frame::Kind;
 use crate::message::Request;
 use crate::shutdown::stopped;
-use crate::transport::{Frame, read_frame, write_frame};
+use crate::transport::{
+    FRAME_TIMEOUT, Frame, ReadError, read_header, read_rest, tune, write_frame,
+};
 
 /// Requests of one connection that are under way at once; further ones wait in the socket.
 const IN_FLIGHT_MAX: usize = 256;
+/// What one connection may take.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// Bytes of requests in memory. A longer request waits until all of this is free.
+    bytes: u32,
+    /// Time for the peer to send a request that it began, or to take an answer.
+    frame: Duration,
+}
+
+/// As many bytes as [`IN_FLIGHT_MAX`] requests of the usual 1 MiB.
+const LIMITS: Limits = Limits { bytes: 256 << 20, frame: FRAME_TIMEOUT };
 /// Connections at once; further ones are closed at once.
 const CONNECTIONS_MAX: usize = 4096;
 
@@ -91,13 +105,13 @@ pub async fn serve<H: Handler>(
             Some(_) = connections.join_next() => {}
             accepted = listener.accept() => match accepted {
                 Ok((stream, peer)) if connections.len() < CONNECTIONS_MAX => {
-                    connections.spawn(connection(stream, peer, Arc::clone(&handler), stop_connections.clone()));
+                    connections.spawn(connection(stream, peer, Arc::clone(&handler), stop_connections.clone(), LIMITS));
                 }
                 Ok((_, peer)) => tracing::warn!(%peer, "refuse a connection: too many"),
                 Err(error) => {
                     // Out of descriptors: give those in use a moment to close.
                     tracing::warn!(%error, "accept a connection");
-                    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                    tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             },
         }
@@ -110,24 +124,29 @@ async fn connection<H: Handler>(
     peer: SocketAddr,
     handler: Arc<H>,
     mut stop: watch::Receiver<bool>,
+    limits: Limits,
 ) {
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%peer, %error, "set no delay");
+    if let Err(error) = tune(&stream) {
+        tracing::debug!(%peer, %error, "set socket options");
     }
     let (read, write) = stream.into_split();
     let mut read = BufReader::with_capacity(64 << 10, read);
     let (answers, queue) = mpsc::channel(IN_FLIGHT_MAX);
-    let writer = tokio::spawn(transmit(write, queue));
-    let slots = Arc::new(Semaphore::new(IN_FLIGHT_MAX));
+    let mut writer = tokio::spawn(transmit(write, queue, limits.frame));
+    let room = Room {
+        slots: Arc::new(Semaphore::new(IN_FLIGHT_MAX)),
+        bytes: Arc::new(Semaphore::new(limits.bytes as usize)),
+        limits,
+    };
     loop {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { break };
-        let frame = tokio::select! {
+        let next = tokio::select! {
             () = stopped(&mut stop) => break,
-            frame = read_frame(&mut read) => frame,
+            // Nobody would be answered any more.
+            _ = &mut writer => return,
+            next = room.request(&mut read) => next,
         };
-        let frame = match frame {
-            Ok(Some(frame)) if !frame.header.response => frame,
-            Ok(Some(_)) => break,
+        let (frame, held) = match next {
+            Ok(Some(next)) => next,
             Ok(None) => break,
             Err(error) => {
                 tracing::debug!(%peer, %error, "close a connection");
@@ -139,12 +158,42 @@ async fn connection<H: Handler>(
             let answer = answer(&*handler, frame, peer).await;
             // The connection may be gone: then nobody waits for the answer.
             drop(answers.send(answer).await);
-            drop(slot);
+            drop(held);
         });
     }
     drop(answers);
     if let Err(error) = writer.await {
         tracing::debug!(%peer, %error, "the writer ended");
+    }
+}
+
+/// What the requests of one connection may take; further ones wait in the socket.
+struct Room {
+    slots: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+    limits: Limits,
+}
+
+type Held = [OwnedSemaphorePermit; 2];
+
+impl Room {
+    /// The next request, in memory only once there is room for it; `None` when the peer sends no
+    /// further ones.
+    async fn request<R>(&self, read: &mut R) -> Result<Option<(Frame, Held)>, ReadError>
+    where
+        R: tokio::io::AsyncRead + Unpin,
+    {
+        let closed = |_| std::io::Error::other("the room of a connection is closed");
+        let slot = Arc::clone(&self.slots).acquire_owned().await.map_err(closed)?;
+        let header = match read_header(read, self.limits.frame).await? {
+            Some(header) if !header.response => header,
+            _ => return Ok(None),
+        };
+        let length = header.head_length.saturating_add(header.payload_length);
+        let bytes = Arc::clone(&self.bytes).acquire_many_owned(length.min(self.limits.bytes));
+        let held = [slot, bytes.await.map_err(closed)?];
+        let frame = read_rest(read, header, self.limits.frame).await?;
+        Ok(Some((frame, held)))
     }
 }
 
@@ -182,11 +231,126 @@ fn empty_failure(kind: Kind, request_id: u64, error: &Error) -> Frame {
     Frame { header, head, payload: Bytes::new() }
 }
 
-async fn transmit(mut write: OwnedWriteHalf, mut queue: mpsc::Receiver<Frame>) {
+async fn transmit(mut write: OwnedWriteHalf, mut queue: mpsc::Receiver<Frame>, limit: Duration) {
     while let Some(frame) = queue.recv().await {
-        if write_frame(&mut write, &frame).await.is_err() {
-            // The reader notices the broken connection; answers behind this one have no taker.
+        let written = tokio::time::timeout(limit, write_frame(&mut write, &frame)).await;
+        if !matches!(written, Ok(Ok(()))) {
+            // Broken, or the peer takes no answers: those behind this one have no taker either.
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    use std::time::Instant;
+
+    use super::*;
+
+    const PAYLOAD: usize = 64 << 10;
+    const BYTES_MAX: u32 = 4 << 16;
+
+    /// Answers nothing before it is let go; counts what it holds.
+    struct Slow {
+        requests: AtomicUsize,
+        bytes: AtomicUsize,
+        most: [AtomicUsize; 2],
+        answered: AtomicU64,
+        go: Semaphore,
+    }
+
+    impl Handler for Slow {
+        async fn handle(&self, call: Call) -> Result<Reply, Error> {
+            let requests = self.requests.fetch_add(1, Ordering::SeqCst) + 1;
+            let bytes = self.bytes.fetch_add(call.payload.len(), Ordering::SeqCst);
+            self.most[0].fetch_max(requests, Ordering::SeqCst);
+            self.most[1].fetch_max(bytes + call.payload.len(), Ordering::SeqCst);
+            self.go.acquire().await.unwrap().forget();
+            self.requests.fetch_sub(1, Ordering::SeqCst);
+            self.bytes.fetch_sub(call.payload.len(), Ordering::SeqCst);
+            self.answered.fetch_add(1, Ordering::SeqCst);
+            Ok(Reply::new(&()))
+        }
+    }
+
+    async fn until(what: &str, is_so: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !is_so() {
+            assert!(Instant::now() < deadline, "never {what}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Sends `count` requests at once and sees how much of them is in memory; then all are answered.
+    async fn flood(count: usize, payload: usize, most_at_once: [usize; 2]) {
+        let slow = Arc::new(Slow {
+            requests: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            most: Default::default(),
+            answered: AtomicU64::new(0),
+            go: Semaphore::new(0),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (near, peer) = listener.accept().await.unwrap();
+        let (_stop, stopped) = watch::channel(false);
+        let limits = Limits { bytes: BYTES_MAX, ..LIMITS };
+        tokio::spawn(connection(near, peer, Arc::clone(&slow), stopped, limits));
+        let (mut read, mut write) = stream.into_split();
+        let sender = tokio::spawn(async move {
+            for id in 0..count as u64 {
+                let payload = Bytes::from(vec![1; payload]);
+                let frame = Frame::new(Kind(9), id, Bytes::new(), payload).unwrap();
+                write_frame(&mut write, &frame).await.unwrap();
+            }
+            write
+        });
+        let full = most_at_once[0].min(most_at_once[1] / payload.max(1));
+        until("full", || slow.requests.load(Ordering::SeqCst) >= full).await;
+        slow.go.add_permits(count);
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..count {
+            let answer = crate::transport::read_frame(&mut read).await.unwrap().unwrap();
+            assert!(seen.insert(answer.header.request_id), "answered twice");
+        }
+        drop(sender.await.unwrap());
+        assert_eq!(slow.answered.load(Ordering::SeqCst), count as u64);
+        let most = [0, 1].map(|i| slow.most[i].load(Ordering::SeqCst));
+        assert!(most[0] <= most_at_once[0] && most[1] <= most_at_once[1], "{most:?}");
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_requests_waits_in_the_socket_and_is_answered_in_the_end() {
+        let limits = [IN_FLIGHT_MAX, BYTES_MAX as usize];
+        flood(3 * IN_FLIGHT_MAX, 0, limits).await;
+        flood(40, PAYLOAD, limits).await;
+    }
+
+    #[tokio::test]
+    async fn a_request_longer_than_all_room_has_it_for_itself() {
+        flood(3, 2 * BYTES_MAX as usize, [1, 2 * BYTES_MAX as usize]).await;
+    }
+
+    struct Long;
+
+    impl Handler for Long {
+        async fn handle(&self, _: Call) -> Result<Reply, Error> {
+            Ok(Reply::with_payload(&(), Bytes::from(vec![0; 32 << 20])))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_takes_no_answers_loses_its_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (near, peer) = listener.accept().await.unwrap();
+        let (_stop, stopped) = watch::channel(false);
+        let limits = Limits { frame: Duration::from_millis(50), ..LIMITS };
+        let served = tokio::spawn(connection(near, peer, Arc::new(Long), stopped, limits));
+        // More than the sockets hold, and nobody reads.
+        let frame = Frame::new(Kind(9), 1, Bytes::new(), Bytes::new()).unwrap();
+        write_frame(&mut stream, &frame).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(30), served).await.unwrap().unwrap();
     }
 }

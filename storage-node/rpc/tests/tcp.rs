@@ -2,6 +2,7 @@
 
 #![allow(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::cast_possible_truncation,
     reason = "a test fails by the one, and its numbers are small"
 )]
@@ -11,10 +12,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chain::id::InodeId;
+use rpc::codec::Wire;
 use rpc::conn::{Connection, Pool};
+use rpc::frame::Kind;
 use rpc::message::Request;
 use rpc::message::meta::{GetAttributes, ReadSymlink, SymlinkTarget};
 use rpc::serve::{Call, Handler, Reply, serve};
+use rpc::transport::{Frame, read_frame, write_frame};
 use rpc::{Code, Error};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -104,6 +108,114 @@ async fn a_broken_connection_fails_what_is_under_way() {
     let error = pool.call(&address, &link(1), Bytes::new(), SOON).await.unwrap_err();
     accept.await.unwrap();
     assert_eq!(error.code, Code::Unreachable);
+}
+
+/// A server in the test's hands: its end of the one connection, and the caller's.
+async fn by_hand() -> (TcpStream, Arc<Connection>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let caller = tokio::spawn(async move { Connection::connect(&address).await.unwrap() });
+    let (server, _) = listener.accept().await.unwrap();
+    (server, Arc::new(caller.await.unwrap()))
+}
+
+fn call(
+    connection: &Arc<Connection>,
+    inode: u64,
+) -> tokio::task::JoinHandle<Result<(SymlinkTarget, Bytes), Error>> {
+    let connection = Arc::clone(connection);
+    tokio::spawn(async move { connection.call(&link(inode), Bytes::new(), SOON).await })
+}
+
+async fn answer(server: &mut TcpStream, kind: Kind, id: u64, text: &'static str) {
+    let head = SymlinkTarget { target: text.into() }.to_bytes();
+    let mut frame = Frame::new(kind, id, head, Bytes::new()).unwrap();
+    frame.header.response = true;
+    write_frame(server, &frame).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_to_nobody_is_passed_over_and_a_second_one_too() {
+    let (mut server, connection) = by_hand().await;
+    let first = call(&connection, 1);
+    let id = read_frame(&mut server).await.unwrap().unwrap().header.request_id;
+    answer(&mut server, ReadSymlink::KIND, id + 1_000, "nobody's").await;
+    answer(&mut server, ReadSymlink::KIND, id, "first").await;
+    answer(&mut server, ReadSymlink::KIND, id, "again").await;
+    assert_eq!(first.await.unwrap().unwrap().0.target, "first");
+    let second = call(&connection, 2);
+    let id = read_frame(&mut server).await.unwrap().unwrap().header.request_id;
+    answer(&mut server, ReadSymlink::KIND, id, "second").await;
+    assert_eq!(second.await.unwrap().unwrap().0.target, "second");
+}
+
+#[tokio::test]
+async fn an_answer_of_another_kind_is_no_answer() {
+    let (mut server, connection) = by_hand().await;
+    let asked = call(&connection, 1);
+    let id = read_frame(&mut server).await.unwrap().unwrap().header.request_id;
+    answer(&mut server, GetAttributes::KIND, id, "looks right").await;
+    let error = asked.await.unwrap().unwrap_err();
+    assert!(error.code == Code::Internal && error.message.contains("0x030a"), "{error}");
+}
+
+#[tokio::test]
+async fn a_connection_that_drops_fails_each_caller_once() {
+    let (mut server, connection) = by_hand().await;
+    let calls: Vec<_> = (1..=300).map(|n| call(&connection, n)).collect();
+    let mut asked = std::collections::BTreeSet::new();
+    for _ in 0..300 {
+        let frame = read_frame(&mut server).await.unwrap().unwrap();
+        assert!(asked.insert(frame.header.request_id), "sent twice");
+    }
+    let answered = *asked.first().unwrap();
+    answer(&mut server, ReadSymlink::KIND, answered, "in time").await;
+    // Half a header: the connection breaks inside of a frame.
+    server.write_all(b"LMPY\x01").await.unwrap();
+    drop(server);
+    let (mut good, mut failed) = (0, 0);
+    for call in calls {
+        match call.await.unwrap() {
+            Ok(_) => good += 1,
+            Err(error) => {
+                assert_eq!(error.code, Code::Unreachable, "{error}");
+                failed += 1;
+            }
+        }
+    }
+    assert_eq!((good, failed), (1, 299));
+    assert!(!connection.is_open());
+    let late = call(&connection, 301).await.unwrap().unwrap_err();
+    assert_eq!(late.code, Code::Unreachable);
+}
+
+#[tokio::test]
+async fn callers_hear_that_the_connection_broke_though_the_peer_reads_no_more() {
+    let (mut server, connection) = by_hand().await;
+    // More than socket and queue hold: most of the callers still wait to send.
+    let calls: Vec<_> = (1..=600)
+        .map(|n| {
+            let connection = Arc::clone(&connection);
+            let payload = Bytes::from(vec![0; 64 << 10]);
+            tokio::spawn(async move { connection.call(&link(n), payload, 60 * SOON).await })
+        })
+        .collect();
+    read_frame(&mut server).await.unwrap().unwrap();
+    server.write_all(&[0x55; 64]).await.unwrap();
+    for call in calls {
+        let ended = tokio::time::timeout(SOON, call).await.expect("a caller waits on");
+        assert_eq!(ended.unwrap().unwrap_err().code, Code::Unreachable);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_asks_instead_of_answering_is_left() {
+    let (mut server, connection) = by_hand().await;
+    let asked = call(&connection, 1);
+    let frame = read_frame(&mut server).await.unwrap().unwrap();
+    write_frame(&mut server, &frame).await.unwrap();
+    assert_eq!(asked.await.unwrap().unwrap_err().code, Code::Unreachable);
+    assert!(!connection.is_open());
 }
 
 #[tokio::test]
