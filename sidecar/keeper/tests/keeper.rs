@@ -128,11 +128,25 @@ fn malformed_input_ends_its_connection_only() {
 #[test]
 fn more_connections_than_places_wait_their_turn() {
     let keeper = Keeper::start();
-    let idle: Vec<_> = (0..16).map(|_| UnixStream::connect(&keeper.socket).unwrap()).collect();
-    let client = keeper.client();
-    let waiting = std::thread::spawn(move || client.list());
-    drop(idle);
-    assert_eq!(waiting.join().unwrap().unwrap(), Vec::<String>::new());
+    let ask = |timeout| {
+        let mut stream = UnixStream::connect(&keeper.socket).unwrap();
+        stream.set_read_timeout(Some(timeout)).unwrap();
+        stream.write_all(b"{\"list\":{}}\n").unwrap();
+        stream
+    };
+    let mut busy: Vec<_> = (0..16).map(|_| ask(Duration::from_secs(5))).collect();
+    let mut answer = [0; 12];
+    for stream in &mut busy {
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, *b"{\"keys\":[]}\n");
+    }
+    let mut waiting = ask(Duration::from_millis(200));
+    let refused = waiting.read(&mut answer).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::WouldBlock, "all places are taken");
+    drop(busy);
+    waiting.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    waiting.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, *b"{\"keys\":[]}\n");
 }
 
 #[test]
@@ -150,6 +164,7 @@ fn a_client_of_another_user_gets_no_answer() {
     let uid = rustix::process::getuid().as_raw();
     let server = keeper::server::Server::bind(&socket, uid + 1).unwrap();
     std::thread::spawn(move || server.run());
+    UnixStream::connect(&socket).expect("it is there");
     let refused = Client::new(socket).list();
     assert!(refused.is_err(), "{refused:?}");
 }
