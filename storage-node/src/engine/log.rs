@@ -104,6 +104,11 @@ impl Log {
         Ok(Self { jobs: Some(jobs), permits, thread, failure })
     }
 
+    /// Makes everything durable that was applied before: the blocks that it freed are free then.
+    pub(super) async fn barrier(&self) -> Result<(), Error> {
+        self.apply(Change::new(Durability::Metadata)).await
+    }
+
     /// Applies a change; on return it is visible, and as durable as it asked to be.
     pub(super) async fn apply(&self, change: Change) -> Result<(), Error> {
         let stopped = || Error::Failed("the engine's log has stopped".into());
@@ -204,8 +209,8 @@ impl Writer {
         let is_synced = durability > Durability::Lazy;
         let mut options = WriteOptions::default();
         options.set_sync(is_synced);
-        let written = if group.is_empty() {
-            self.db.flush_wal(true)
+        let written = if batch.is_empty() {
+            self.db.flush_wal(is_synced)
         } else {
             self.db.write_opt(batch, &options)
         };

@@ -361,6 +361,19 @@ on_both_io_modes! {
         update(&engine, chunk(99), 1, write(0, vec![1; 1 << 20])).await;
     }
 
+    async fn a_full_disk_takes_overwrites_in_the_space_of_what_they_replace(io: IoMode) {
+        let mut disk = Disk::new(io);
+        disk.options.capacity_bytes = Some(2 * 64 * KIB);
+        let engine = disk.open();
+        for raw in 1..30_u8 {
+            update(&engine, chunk(0), raw.into(), write(0, vec![raw; 65_536])).await;
+            assert!(read(&engine, chunk(0), Which::Committed).await == vec![raw; 65_536]);
+        }
+        engine.stage(TARGET, stage(chunk(0), 30, write(0, "pending"))).await.unwrap();
+        let refused = engine.stage(TARGET, stage(chunk(1), 1, write(0, "x"))).await;
+        assert!(matches!(refused, Err(Error::NoSpace { .. })), "{refused:?}");
+    }
+
     async fn updates_under_way_together_share_their_barriers(io: IoMode) {
         let disk = Disk::new(io);
         let engine = disk.open();

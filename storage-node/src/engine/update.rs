@@ -214,6 +214,23 @@ impl Inner {
         Ok(())
     }
 
+    /// A free block. If there is none, those that a commit freed may still wait for its barrier: a
+    /// full disk takes overwrites in the space of what they replace.
+    async fn take_block(&self, bytes: u64) -> Result<Allocation, Error> {
+        let take = || self.allocator.take(bytes, |from, to| grow(&self.blocks, from, to));
+        let mut taken = take();
+        if let Err(AllocError::NoSpace { .. }) = taken {
+            self.log.barrier().await?;
+            taken = take();
+        }
+        taken.map_err(|e| match e {
+            AllocError::NoSpace { wanted_bytes, free_bytes } => {
+                Error::NoSpace { wanted_bytes, free_bytes }
+            }
+            AllocError::Io(e) => self.fail(format!("extend block file: {e}")),
+        })
+    }
+
     async fn write_block(
         &self,
         place: Place,
@@ -221,13 +238,7 @@ impl Inner {
         rewrite: Range<u32>,
         buf: AlignedBuf,
     ) -> Result<Written, Error> {
-        let taken = self.allocator.take(buf.len() as u64, |from, to| grow(&self.blocks, from, to));
-        let allocation = taken.map_err(|e| match e {
-            AllocError::NoSpace { wanted_bytes, free_bytes } => {
-                Error::NoSpace { wanted_bytes, free_bytes }
-            }
-            AllocError::Io(e) => self.fail(format!("extend block file: {e}")),
-        })?;
+        let allocation = self.take_block(buf.len() as u64).await?;
         let block = allocation.block();
         let base = rewrite.start;
         let domains = rewrite.clone().map(|p| checksum::domain(place, version, p.into()));
