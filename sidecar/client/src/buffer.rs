@@ -134,6 +134,15 @@ impl Extents {
     }
 }
 
+/// How far unreported writes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reach {
+    end: u64,
+    /// The truncate generation under which the first of them was made. A truncation since may have cut some: the service
+    /// then asks the chunks how far the file reaches.
+    truncate_generation: u64,
+}
+
 #[derive(Debug)]
 struct State {
     identity: Identity,
@@ -142,8 +151,8 @@ struct State {
     sessions: Vec<u64>,
     opens: usize,
     extents: Extents,
-    /// End of the furthest write that was not reported.
-    unreported: Option<u64>,
+    /// The furthest write that was not reported.
+    unreported: Option<Reach>,
     error: Option<Error>,
     /// When the oldest unwritten byte came.
     oldest: Option<Instant>,
@@ -152,6 +161,18 @@ struct State {
     scheduled: bool,
     /// The age task has sent somebody.
     ageing: bool,
+}
+
+impl State {
+    /// Another client may have truncated the file: what is written from now on is of its generation.
+    fn learn(&mut self, attributes: &Attributes) {
+        self.learn_generation(attributes.truncate_generation);
+    }
+
+    fn learn_generation(&mut self, generation: u64) {
+        let known = &mut self.attributes.truncate_generation;
+        *known = generation.max(*known);
+    }
 }
 
 /// One file that is written.
@@ -223,6 +244,7 @@ impl Buffers {
         let writer = self.get_or_make(identity, attributes);
         let mut state = writer.lock();
         state.opens += 1;
+        state.learn(attributes);
         state.sessions.push(session);
         state.used = Instant::now();
     }
@@ -230,13 +252,13 @@ impl Buffers {
     /// Notes a truncation that this client made.
     pub(crate) fn truncated(&self, attributes: &Attributes) {
         if let Some(writer) = self.get(attributes.inode) {
-            writer.lock().attributes = attributes.clone();
+            writer.lock().learn(attributes);
         }
     }
 
     /// Where unreported writes end.
     pub(crate) fn written_end(&self, inode: InodeId) -> Option<u64> {
-        self.get(inode)?.lock().unreported
+        Some(self.get(inode)?.lock().unreported?.end)
     }
 
     /// Whether nothing of a file waits here.
@@ -290,7 +312,9 @@ impl Inner {
         let now = Instant::now();
         state.used = now;
         state.oldest.get_or_insert(now);
-        state.unreported = Some(state.unreported.unwrap_or(0).max(end));
+        let truncate_generation = state.attributes.truncate_generation;
+        let reach = state.unreported.get_or_insert(Reach { end, truncate_generation });
+        reach.end = reach.end.max(end);
         let replaced = state.extents.put(chunk_size, offset, bytes);
         self.buffers.give_back(replaced);
         if end.is_multiple_of(chunk_size) && !std::mem::replace(&mut state.scheduled, true) {
@@ -310,8 +334,26 @@ impl Inner {
         Placement::of(&opened.attributes)?;
         self.inodes.put(&mut opened.attributes);
         let writer = self.buffers.get_or_make(identity, &opened.attributes);
-        writer.lock().sessions.push(opened.session);
+        let mut state = writer.lock();
+        state.learn(&opened.attributes);
+        state.sessions.push(opened.session);
+        drop(state);
         Ok(writer)
+    }
+
+    /// If another client truncated the file since this one wrote to it, learns how far it reaches now. What is written and
+    /// not reported says nothing about that any more.
+    pub(crate) async fn meet_truncation(&self, attributes: &Attributes) {
+        let Some(writer) = self.buffers.get(attributes.inode) else { return };
+        let unreported = writer.lock().unreported;
+        let generation = attributes.truncate_generation;
+        if unreported.is_some_and(|reach| reach.truncate_generation < generation) {
+            self.write_out(&writer, true).await;
+            if let Err(error) = self.report(&writer).await {
+                // It is reported again, and the next flush fails if it still cannot be.
+                tracing::debug!(inode = %writer.inode, %error, "report a length after a truncation");
+            }
+        }
     }
 
     /// Waits for room in the budget; makes room from this file first, the age task makes it from the others.
@@ -358,10 +400,7 @@ impl Inner {
         let mut state = writer.lock();
         for outcome in outcomes {
             match outcome {
-                Ok(generation) => {
-                    let known = &mut state.attributes.truncate_generation;
-                    *known = generation.max(*known);
-                }
+                Ok(generation) => state.learn_generation(generation),
                 Err(error) => {
                     tracing::warn!(inode = %writer.inode, %error, "write back");
                     state.error = Some(error);
@@ -420,13 +459,12 @@ impl Inner {
             let state = writer.lock();
             (state.identity, state.unreported, state.sessions.first().copied())
         };
-        let Some(length) = unreported else { return Ok(()) };
+        let Some(reach) = unreported else { return Ok(()) };
         let session = match session {
             Some(session) => session,
             None => self.renew_session(writer, identity).await?,
         };
-        let truncate_generation = writer.lock().attributes.truncate_generation;
-        let inode = writer.inode;
+        let (inode, Reach { end: length, truncate_generation }) = (writer.inode, reach);
         let report =
             LengthReport { identity, inode, session, length, truncate_generation, close: false };
         let mut attributes = match self.report_length(report).await {
@@ -438,7 +476,8 @@ impl Inner {
         };
         self.inodes.put(&mut attributes);
         let mut state = writer.lock();
-        if state.unreported == Some(length) {
+        state.learn(&attributes);
+        if state.unreported == Some(reach) {
             state.unreported = None;
         }
         Ok(())

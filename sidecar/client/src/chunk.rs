@@ -12,7 +12,7 @@ use chain::table::Chain;
 use rpc::error::Retry;
 use rpc::message::Request;
 use rpc::message::manager::Routing;
-use rpc::message::storage::{FileChunks, QueryFile, Read, ReadDone, Update, UpdateDone, UpdateOp};
+use rpc::message::storage::{Read, ReadDone, Update, UpdateDone, UpdateOp};
 use rpc::{Code, Error};
 use tokio::time::Instant;
 
@@ -79,18 +79,6 @@ impl ToTarget for Read {
     }
 }
 
-impl ToTarget for QueryFile {
-    type Answer = FileChunks;
-
-    fn aim(&mut self, chain: &Chain, target: TargetId) {
-        (self.chain_version, self.target) = (chain.version, target);
-    }
-
-    fn accept(&self, done: FileChunks, _: Bytes) -> Result<FileChunks, Error> {
-        Ok(done)
-    }
-}
-
 impl Inner {
     /// Bytes of `chunk` from `offset`, at most `length`, fewer where the chunk is shorter.
     pub(crate) async fn read_chunk(
@@ -104,11 +92,6 @@ impl Inner {
         let relaxed = false;
         let read = Read { chain, chain_version, target, chunk, offset, length, relaxed };
         self.at_any_target(chain, ROTATION.fetch_add(1, Ordering::Relaxed), read).await
-    }
-
-    /// Which chunks of a file a chain holds from an index on.
-    pub(crate) async fn query_chunks(&self, query: QueryFile) -> Result<FileChunks, Error> {
-        self.at_any_target(query.chain, 0, query).await
     }
 
     /// Asks serving targets of `chain` one after the other until one answers.

@@ -13,7 +13,7 @@ use chain::id::{ChunkId, InodeId};
 use chain::layout::Layout;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use rpc::message::meta::{Attributes, FileKind};
-use rpc::message::storage::{ChunkLength, QueryFile, UpdateOp};
+use rpc::message::storage::UpdateOp;
 use rpc::{Code, Error};
 use tokio::time::Instant;
 
@@ -25,10 +25,8 @@ use crate::{Client, Identity, Inner};
 const ATTRIBUTES_FOR: Duration = Duration::from_secs(1);
 /// Inodes whose attributes are kept; all are dropped when there are more.
 const INODES_MAX: usize = 4096;
-/// Chunks of one read or one truncation that are asked for at once.
+/// Chunks of one read that are asked for at once.
 const PARALLEL: usize = 16;
-/// Chunks named in one answer when a file is cut.
-const QUERY_LIMIT: u32 = 1024;
 /// Zeros for holes.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -184,58 +182,6 @@ impl Inner {
             }
         }
     }
-
-    /// Cuts the chunks of a file whose length was set: what lies past the end goes.
-    async fn cut_chunks(&self, attributes: &Attributes) -> Result<(), Error> {
-        let placement = Placement::of(attributes)?;
-        let size = u64::from(placement.layout.chunk_size_bytes);
-        let first = attributes.length / size;
-        let found = stream::iter(placement.chains.clone())
-            .map(|chain| self.chunks_from(chain, attributes.inode, first))
-            .buffer_unordered(PARALLEL)
-            .try_collect::<Vec<_>>()
-            .await?;
-        let past_end =
-            |chunk: &ChunkLength| chunk.index * size + u64::from(chunk.length) > attributes.length;
-        stream::iter(found.into_iter().flatten().filter(past_end).map(|chunk| {
-            let keep = attributes.length.saturating_sub(chunk.index * size);
-            let op = match u32::try_from(keep) {
-                Ok(length) if length > 0 => UpdateOp::Truncate { length },
-                _ => UpdateOp::Remove,
-            };
-            self.change_chunk(attributes, chunk.index, op, Bytes::new())
-        }))
-        .buffer_unordered(PARALLEL)
-        .try_for_each(|_| std::future::ready(Ok(())))
-        .await
-    }
-
-    async fn chunks_from(
-        &self,
-        chain: chain::id::ChainId,
-        file: InodeId,
-        mut from_index: u64,
-    ) -> Result<Vec<ChunkLength>, Error> {
-        let mut all = Vec::new();
-        loop {
-            let query = QueryFile {
-                chain,
-                chain_version: chain::id::ChainVersion::NONE,
-                target: chain::id::TargetId::new(0),
-                file,
-                from_index,
-                limit: QUERY_LIMIT,
-            };
-            let page = self.query_chunks(query).await?;
-            let Some(last) = page.chunks.last() else { return Ok(all) };
-            from_index = last.index.saturating_add(1);
-            let full = page.chunks.len() >= QUERY_LIMIT as usize;
-            all.extend(page.chunks);
-            if !full {
-                return Ok(all);
-            }
-        }
-    }
 }
 
 /// Files, by inode. Failures carry the code of the server that refused, or [`Code::Timeout`] and [`Code::Unreachable`] when
@@ -259,6 +205,7 @@ impl Client {
         if write {
             self.inner.buffers.opened(identity, &opened.attributes, opened.session);
         }
+        self.inner.meet_truncation(&opened.attributes).await;
         Ok(self.inner.local_view(opened.attributes))
     }
 
@@ -272,9 +219,8 @@ impl Client {
         exclusive: bool,
     ) -> Result<Attributes, Error> {
         let opened = self.inner.create_inode(identity, parent, name, mode, exclusive).await?;
-
         self.inner.buffers.opened(identity, &opened.attributes, opened.session);
-
+        self.inner.meet_truncation(&opened.attributes).await;
         Ok(self.inner.local_view(opened.attributes))
     }
 
@@ -386,7 +332,8 @@ impl Client {
         self.inner.release(inode).await;
     }
 
-    /// Sets the length of a file. On success no later read sees bytes that were cut.
+    /// Sets the length of a file. On success no later read sees bytes that were cut: the metadata service cuts the chunks
+    /// before it answers. Nobody else may: it could cut what another client wrote since.
     pub async fn truncate(
         &self,
         identity: Identity,
@@ -396,7 +343,6 @@ impl Client {
         self.inner.flush(inode).await?;
         self.inner.readahead.forget(inode);
         let mut attributes = self.inner.truncate_length(identity, inode, length).await?;
-        self.inner.cut_chunks(&attributes).await?;
         self.inner.readahead.forget(inode);
         self.inner.inodes.put(&mut attributes);
         self.inner.buffers.truncated(&attributes);

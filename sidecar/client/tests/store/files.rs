@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use client::Code;
 
-use crate::harness::{Cluster, MIB, pattern, read_file, write_file};
+use crate::harness::{Cluster, MIB, pattern, read_file, until, write_file};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_client_closed_another_reads_with_holes_cuts_and_replacements() {
@@ -49,4 +49,55 @@ async fn what_one_client_closed_another_reads_with_holes_cuts_and_replacements()
     assert_eq!(names(reader.list_dir("/data/set").await.unwrap()), ["file", "holes"]);
     reader.remove_path("/data/set/file").await.unwrap();
     assert_eq!(writer.stat_path("/data/set/file").await.unwrap_err().code, Code::NotFound);
+}
+
+/// The cut is the metadata service's, before it answers: whoever truncates removes nothing that came after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_another_client_writes_before_a_truncation_is_answered_stays() {
+    let cluster = Cluster::start().await;
+    let ((cutter, gate), writer) = (cluster.client_behind_gate().await, cluster.client().await);
+    write_file(&cutter, "/file", &pattern(3, 3 * MIB + 17)).await;
+    let inode = cutter.stat_path("/file").await.unwrap().inode;
+    gate.set_open(false);
+    let truncation = tokio::spawn(async move {
+        cutter.truncate(cutter.options().identity, inode, 5).await.unwrap();
+        cutter
+    });
+    until("the file is short", async || writer.attributes(inode).await.unwrap().length == 5).await;
+    let late = pattern(11, 2 * MIB + 5);
+    writer.open(writer.options().identity, inode, true).await.unwrap();
+    writer.write_at(inode, 0, late.clone()).await.unwrap();
+    writer.flush(inode).await.unwrap();
+    assert!(!truncation.is_finished());
+    gate.set_open(true);
+    let cutter = truncation.await.unwrap();
+    for client in [&cutter, &writer, &cluster.client().await] {
+        assert!(read_file(client, "/file").await == late, "an acknowledged byte is lost");
+    }
+}
+
+/// A client that still has the file open for writing, with bytes that the truncation cut before it reported them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_sees_another_clients_truncation_of_a_file_that_this_client_writes() {
+    let cluster = Cluster::start().await;
+    let (writer, cutter) = (cluster.client().await, cluster.client().await);
+    let identity = writer.options().identity;
+    let inode = writer.create_path("/file").await.unwrap().inode;
+    writer.write_at(inode, 0, Bytes::from_static(b"reported")).await.unwrap();
+    writer.flush(inode).await.unwrap();
+    writer.write_at(inode, 8, pattern(5, 3 * MIB)).await.unwrap();
+    // Writes back; the length is told later.
+    assert_eq!(writer.read_at(inode, 0, 8).await.unwrap()[..], *b"reported");
+    cutter.truncate(identity, inode, 4).await.unwrap();
+    for write in [true, false] {
+        assert_eq!(writer.open(identity, inode, write).await.unwrap().length, 4, "write: {write}");
+        assert_eq!(writer.read_at(inode, 0, 4 * MIB).await.unwrap()[..], *b"repo");
+    }
+    assert_eq!(cutter.attributes(inode).await.unwrap().length, 4);
+    writer.write_at(inode, 2 * MIB, Bytes::from_static(b"x")).await.unwrap();
+    writer.flush(inode).await.unwrap();
+    let seen = read_file(&cutter, "/file").await;
+    let (start, rest) = seen.split_at(4);
+    assert_eq!((start, seen.len() as u64), (&b"repo"[..], 2 * MIB + 1));
+    assert!(rest[..rest.len() - 1].iter().all(|byte| *byte == 0) && rest.ends_with(b"x"));
 }

@@ -15,6 +15,9 @@ use client::{Client, ClientOptions, Error};
 use rpc::conn::Pool;
 use rpc::message::manager::{GetRouting, Routing};
 use rpc::message::storage::{FileChunks, QueryFile, Read as ReadChunk};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -66,6 +69,56 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// A proxy that can hold back the answers: requests arrive, and who asked does not know it.
+pub(crate) struct Gate {
+    address: String,
+    open: watch::Sender<bool>,
+    accepting: JoinHandle<()>,
+}
+
+impl Gate {
+    async fn open_to(server: &str) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (open, opened) = watch::channel(true);
+        let server = server.to_owned();
+        let accepting = tokio::spawn(async move {
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                let server = tokio::net::TcpStream::connect(&server).await.unwrap();
+                let ((mut from_client, to_client), (from_server, mut to_server)) =
+                    (client.into_split(), server.into_split());
+                tokio::spawn(
+                    async move { tokio::io::copy(&mut from_client, &mut to_server).await },
+                );
+                tokio::spawn(pass(from_server, to_client, opened.clone()));
+            }
+        });
+        Self { address, open, accepting }
+    }
+
+    pub(crate) fn set_open(&self, open: bool) {
+        self.open.send_replace(open);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// Passes bytes on while the gate is open. An end that is gone ends it.
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut opened: watch::Receiver<bool>) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+        let open = opened.wait_for(|open| *open).await.is_ok();
+        if !open || to.write_all(&bytes[..count]).await.is_err() {
+            return;
+        }
     }
 }
 
@@ -182,6 +235,12 @@ impl Cluster {
 
     pub(crate) async fn client(&self) -> Client {
         Client::connect(ClientOptions::new(&self.manager)).await.unwrap()
+    }
+
+    /// A client that hears from the metadata process only through a gate.
+    pub(crate) async fn client_behind_gate(&self) -> (Client, Gate) {
+        let gate = Gate::open_to(&self.manager).await;
+        (Client::connect(ClientOptions::new(&gate.address)).await.unwrap(), gate)
     }
 
     pub(crate) async fn routing(&self) -> Option<Routing> {
