@@ -32,7 +32,7 @@ class DatasetFailed(LampyrisError):
 
 
 class ScanInterrupted(LampyrisError):
-    """The agent went away during the scan, or has as many as it may; a new scan may succeed."""
+    """The agent went away during the scan, is ending, or has as many as it may; a new scan may succeed."""
 
     def __init__(self, message: str) -> None:
         super().__init__("ScanInterrupted", message)
@@ -40,7 +40,7 @@ class ScanInterrupted(LampyrisError):
 
 def from_reply(error: dict) -> LampyrisError:
     """The exception for an agent's ``error`` message."""
-    if error["reason"] == "Busy":
+    if error["reason"] in ("Busy", "Stopping"):
         return ScanInterrupted(error["message"])
     kinds = {"InvalidRequest": InvalidRequest, "DatasetUnknown": InvalidRequest}
     kind = kinds.get(error["reason"], DatasetFailed)

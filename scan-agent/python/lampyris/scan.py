@@ -6,6 +6,7 @@ goes back to the agent when the last view of it is garbage: keep only what is ne
 that keeps more than half of the ring alive gets copies instead, so it never stalls itself.
 """
 
+import collections
 import json
 import mmap
 import os
@@ -13,7 +14,7 @@ import socket
 import threading
 import time
 import weakref
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Deque, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -140,17 +141,39 @@ class _Channel:
         self._sock = sock
         self._buffer = bytearray()
         self._lock = threading.Lock()
+        self._outbox: Deque[Optional[bytes]] = collections.deque()  # None closes the channel.
         self._is_open = True
         self.fds: List[int] = []
 
     def send(self, message: dict) -> None:
-        line = json.dumps(message).encode() + b"\n"
-        with self._lock:
-            if self._is_open:
-                try:
-                    self._sock.sendall(line)
-                except OSError:
-                    pass  # The next receive says why.
+        """Sends, or leaves it to whoever is sending: a finalizer may run at any moment, also while its own thread
+        holds the lock, and must not wait for it."""
+        self._post(json.dumps(message).encode() + b"\n")
+
+    def _post(self, line: Optional[bytes]) -> None:
+        self._outbox.append(line)
+        # Whoever had the lock looks again after letting it go, so that nothing stays behind.
+        while self._outbox and self._lock.acquire(blocking=False):
+            try:
+                while self._outbox:
+                    self._write(self._outbox.popleft())
+            finally:
+                self._lock.release()
+
+    def _write(self, line: Optional[bytes]) -> None:
+        if not self._is_open:
+            return
+        if line is None:
+            self._is_open = False
+            self._sock.close()
+            for fd in self.fds:
+                os.close(fd)
+            self.fds.clear()
+            return
+        try:
+            self._sock.sendall(line)
+        except OSError:
+            pass  # The next receive says why.
 
     def receive(self, kind: Optional[str] = None) -> dict:
         while b"\n" not in self._buffer:
@@ -172,13 +195,7 @@ class _Channel:
         return reply if kind is None else reply[kind]
 
     def close(self) -> None:
-        with self._lock:
-            if self._is_open:
-                self._is_open = False
-                self._sock.close()
-                for fd in self.fds:
-                    os.close(fd)
-                self.fds.clear()
+        self._post(None)
 
 
 def _connect(path: Optional[str], timeout: float) -> _Channel:
@@ -219,12 +236,15 @@ class _Ring:
         self._map = mmap.mmap(channel.fds[0], size)
         self._whole = np.frombuffer(self._map, dtype=np.uint8)
         self._held = 0
-        self._lock = threading.Lock()
+        self._returned: Deque[int] = collections.deque()  # Lengths that finalizers gave back.
+        self._lock = threading.Lock()  # Never taken by a finalizer.
 
     def take(self, batch: dict) -> "_Batch":
         """The batch's memory, or a copy of it when half of the ring is held."""
         start, length = _extent(batch["columns"]), batch["bytes"]
         with self._lock:
+            while self._returned:
+                self._held -= self._returned.popleft()
             is_crowded = self._held + length > self._size // 2 and self._held > 0
             if not is_crowded:
                 self._held += length
@@ -237,8 +257,7 @@ class _Ring:
         return _Batch(memory, start)
 
     def _give_back(self, batch_id: int, length: int) -> None:
-        with self._lock:
-            self._held -= length
+        self._returned.append(length)
         self._channel.send({"release": {"id": batch_id}})
 
 

@@ -2,6 +2,8 @@
 
 import gc
 import importlib
+import json
+import os
 import threading
 
 import numpy as np
@@ -145,8 +147,46 @@ def test_what_a_format_cannot_hold_is_refused_before_the_first_batch():
 
 
 def test_an_agent_with_too_many_scans_is_worth_another_try():
-    error = from_reply({"reason": "Busy", "message": "64 scans are running"})
-    assert isinstance(error, lampyris.ScanInterrupted) and error.message == "64 scans are running"
+    for reason in ("Busy", "Stopping"):
+        error = from_reply({"reason": reason, "message": "scan again later"})
+        assert isinstance(error, lampyris.ScanInterrupted) and error.message == "scan again later"
+
+
+class _SocketThatCollects:
+    """A socket during whose first send the garbage collector runs."""
+
+    def __init__(self) -> None:
+        self.sent, self.garbage, self.is_closed = [], [], False
+
+    def sendall(self, line):
+        self.sent.append(json.loads(line))
+        self.garbage.clear()
+        gc.collect()
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_a_batch_may_be_collected_while_its_thread_sends():
+    module = importlib.import_module("lampyris.scan")
+    sock = _SocketThatCollects()
+    channel = module._Channel(sock)
+    channel.fds = [os.memfd_create("ring")]
+    os.ftruncate(channel.fds[0], 4096)
+    ring = module._Ring(channel, 4096)
+    node = lambda start: {"buffers": [[start, 64]]}
+    batches = [ring.take({"id": i, "bytes": 64, "columns": [node(64 * i)]}) for i in range(2)]
+    batches[0].itself = batches[0]  # Only the collector finds this one.
+    sock.garbage.extend(batches)
+    batches.clear()
+    calls = [lambda: channel.send({"want": {}}), channel.close, lambda: channel.send({"want": {}})]
+    thread = threading.Thread(target=lambda: [call() for call in calls], daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "the finalizer waits for the thread that it runs on"
+    assert sock.sent[0] == {"want": {}} and len(sock.sent) == 3
+    assert sorted(message["release"]["id"] for message in sock.sent[1:]) == [0, 1]
+    assert sock.is_closed and channel.fds == []
 
 
 def test_a_cut_file_is_a_typed_failure(agent):
