@@ -1,11 +1,16 @@
 //! The answering end: each connection's requests run side by side, within bounds.
 
-use std::future::Future;
+use std::any::Any;
+use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::{Arc, LazyLock};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use prometheus_client::metrics::counter::Counter;
 use tokio::io::BufReader;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::net::{TcpListener, TcpStream};
@@ -200,7 +205,7 @@ impl Room {
 async fn answer<H: Handler>(handler: &H, frame: Frame, peer: SocketAddr) -> Frame {
     let (kind, id) = (frame.header.kind, frame.header.request_id);
     let call = Call { kind, head: frame.head, payload: frame.payload, peer };
-    let outcome = handler.handle(call).await;
+    let outcome = guarded(kind, async { handler.handle(call).await }).await;
     let (status, reply) = match outcome {
         Ok(reply) => (0, reply),
         Err(error) => (error.code.number(), Reply { head: error.to_head(), payload: Bytes::new() }),
@@ -214,6 +219,39 @@ async fn answer<H: Handler>(handler: &H, frame: Frame, peer: SocketAddr) -> Fram
         frame.header.status = status;
     }
     frame
+}
+
+static PANICS: LazyLock<Counter> = LazyLock::new(Counter::default);
+
+/// Counts the requests of this process whose handler panicked, for its metrics.
+#[must_use]
+pub fn panics() -> Counter {
+    PANICS.clone()
+}
+
+/// Makes a failure of a panic: else nobody would answer, and the caller waited until its deadline.
+async fn guarded(
+    kind: Kind,
+    handled: impl Future<Output = Result<Reply, Error>>,
+) -> Result<Reply, Error> {
+    let mut handled = pin!(handled);
+    poll_fn(|context| {
+        // What the panic left half done is gone with the future, which is not polled again. Locks
+        // of the handler are poisoned, as by any panic.
+        catch_unwind(AssertUnwindSafe(|| handled.as_mut().poll(context))).unwrap_or_else(|panic| {
+            PANICS.inc();
+            let said = said(&*panic);
+            tracing::error!(kind = kind.name(), panic = said, "a handler panicked");
+            Poll::Ready(Err(Error::new(Code::Internal, format!("the handler panicked: {said}"))))
+        })
+    })
+    .await
+}
+
+fn said(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("something that is no text")
 }
 
 fn empty_failure(kind: Kind, request_id: u64, error: &Error) -> Frame {
@@ -330,6 +368,50 @@ mod tests {
     #[tokio::test]
     async fn a_request_longer_than_all_room_has_it_for_itself() {
         flood(3, 2 * BYTES_MAX as usize, [1, 2 * BYTES_MAX as usize]).await;
+    }
+
+    struct Panics;
+
+    impl Handler for Panics {
+        async fn handle(&self, call: Call) -> Result<Reply, Error> {
+            match call.kind.0 {
+                1 => panic!("a text"),
+                2 => panic!("number {}", call.payload.len()),
+                3 => std::panic::panic_any(3),
+                4 => {
+                    tokio::task::yield_now().await;
+                    panic!("later")
+                }
+                _ => Ok(Reply::new(&())),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_handler_that_panics_answers_with_what_it_said_and_is_counted() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (near, peer) = listener.accept().await.unwrap();
+        let (_stop, stopped) = watch::channel(false);
+        tokio::spawn(connection(near, peer, Arc::new(Panics), stopped, LIMITS));
+        let before = panics().get();
+        let expected = ["a text", "number 0", "something that is no text", "later"];
+        for (kind, expected) in (1..).zip(expected) {
+            let frame = Frame::new(Kind(kind), kind.into(), Bytes::new(), Bytes::new()).unwrap();
+            write_frame(&mut stream, &frame).await.unwrap();
+            let answer = crate::transport::read_frame(&mut stream);
+            let answer = tokio::time::timeout(Duration::from_secs(30), answer).await;
+            let answer = answer.expect("an answer").unwrap().unwrap();
+            let error = Error::from_head(answer.header.status, answer.head);
+            assert_eq!(error.code, Code::Internal);
+            assert_eq!(error.message, format!("the handler panicked: {expected}"));
+        }
+        assert_eq!(panics().get(), before + 4);
+        // The connection goes on.
+        let frame = Frame::new(Kind(5), 5, Bytes::new(), Bytes::new()).unwrap();
+        write_frame(&mut stream, &frame).await.unwrap();
+        let answer = crate::transport::read_frame(&mut stream).await.unwrap().unwrap();
+        assert_eq!((answer.header.status, answer.header.request_id), (0, 5));
     }
 
     struct Long;
