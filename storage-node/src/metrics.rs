@@ -9,7 +9,7 @@ use rpc::frame::Kind;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Request {
-    kind: String,
+    kind: &'static str,
     outcome: String,
 }
 
@@ -33,22 +33,14 @@ impl Metrics {
         prefix.register("heartbeats", "Leases granted", self.heartbeats.clone());
         let failures = self.heartbeat_failures.clone();
         prefix.register("heartbeat_failures", "Heartbeats without an answer", failures);
+        let panics = "Requests whose handler panicked: each is a defect, see the log";
+        prefix.register("handler_panics", panics, rpc::serve::panics());
         let synced = self.synced_chunks.clone();
         prefix.register("synced_chunks", "Chunks sent to a syncing successor", synced);
     }
 
     pub(crate) fn count(&self, kind: Kind, failure: Option<Code>) {
         let outcome = failure.map_or_else(|| "ok".into(), |code| format!("{code:?}"));
-        let kind = match kind.0 {
-            0x0101 => "read",
-            0x0102 => "update",
-            0x0103 => "query",
-            0x0111 => "forward",
-            0x0112 => "list",
-            0x0113 => "forget",
-            0x0114 => "sync_done",
-            _ => "unknown",
-        };
-        self.requests.get_or_create(&Request { kind: kind.into(), outcome }).inc();
+        self.requests.get_or_create(&Request { kind: kind.name(), outcome }).inc();
     }
 }
