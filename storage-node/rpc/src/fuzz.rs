@@ -1,6 +1,8 @@
 //! What must hold for any bytes at all, as plain functions: a runner mutates good messages and
 //! calls these. They panic if the decoder accepts what it would not have sent.
 
+use std::time::{Duration, Instant};
+
 use bytes::{Bytes, BytesMut};
 use chain::table::Chain;
 
@@ -8,6 +10,78 @@ use crate::codec::Wire;
 use crate::error::Error;
 use crate::frame::{HEADER_SIZE, Header};
 use crate::message::{Request, chain as link, manager, meta, storage};
+
+/// SplitMix64: the same numbers and mutations for the same seed.
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Any number.
+    pub const fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`, 0 for none.
+    pub fn below(&mut self, n: usize) -> usize {
+        usize::try_from(self.number() % n.max(1) as u64).unwrap_or(0)
+    }
+
+    /// Changes bytes in a few places; some come from `donor`.
+    pub fn mutate(&mut self, bytes: &mut Vec<u8>, donor: &[u8]) {
+        for _ in 0..=self.below(4) {
+            let at = self.below(bytes.len());
+            let [byte, ..] = self.number().to_le_bytes();
+            match (self.below(6), bytes.get_mut(at)) {
+                (0, Some(old)) => *old ^= 1 << (byte % 8),
+                (1, Some(old)) => *old = [0, 1, 0x7f, 0xff][usize::from(byte % 4)],
+                (2, _) => bytes.truncate(at),
+                (3, _) => bytes.insert(at, byte),
+                (4, _) => {
+                    let from = self.below(donor.len());
+                    bytes.truncate(at);
+                    bytes.extend_from_slice(donor.get(from..).unwrap_or_default());
+                }
+                _ => bytes.extend_from_slice(&self.number().to_le_bytes()),
+            }
+        }
+    }
+}
+
+/// Says which seed failed.
+struct Seed(u64);
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the seed that repeats it: {}", self.0);
+        }
+    }
+}
+
+/// Makes attempts with one seed after the other for as many seconds as `LAMPYRIS_FUZZ_SECONDS`
+/// says, 1 by default. Answers how many.
+///
+/// # Panics
+/// If an attempt does: then the seed is on standard error. If the variable is no number.
+#[expect(clippy::expect_used, reason = "a runner of tests: a budget that is none must not pass")]
+pub fn run(mut attempt: impl FnMut(&mut Random)) -> u64 {
+    let asked = std::env::var("LAMPYRIS_FUZZ_SECONDS").ok();
+    let seconds = asked.map_or(1, |text| text.parse().expect("LAMPYRIS_FUZZ_SECONDS is a number"));
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let mut seed = 0;
+    while Instant::now() < end {
+        let guard = Seed(seed);
+        // Far apart: else neighbouring seeds gave the same numbers, shifted by one.
+        attempt(&mut Random(seed.wrapping_mul(0xd134_2543_de82_ef95)));
+        drop(guard);
+        seed += 1;
+    }
+    seed
+}
 
 /// A stream of bytes as a frame: read without a panic, and what was read is what is sent.
 ///

@@ -283,7 +283,8 @@ pub(super) fn parse_block_header(page: &[u8]) -> Result<[u8; 16], &'static str> 
 
 const BLOCK_MAGIC: &[u8; 8] = b"LAMPYBLK";
 
-fn seal(mut page: Vec<u8>) -> Vec<u8> {
+/// Makes a page of it, with its checksum.
+pub(super) fn seal(mut page: Vec<u8>) -> Vec<u8> {
     page.resize(PAGE - 4, 0);
     page.extend(crc32c::crc32c(&page).to_le_bytes());
     page

@@ -1,5 +1,7 @@
-use chain::id::InodeId;
+use chain::id::{InodeId, NodeId};
 
+use super::super::fuzz_open;
+use super::super::superblock::{Superblock, block_header};
 use super::*;
 
 fn place() -> Place {
@@ -97,4 +99,39 @@ fn fragments_out_of_place_are_refused_though_the_checksum_is_right() {
     assert!(refused(|r| r.state.length = 60_000));
     assert!(refused(|r| r.state.length = MAX_CHUNK_SIZE + 1));
     assert!(refused(|r| r.state.removed = true));
+}
+
+/// Good bytes of everything that is parsed at open, as [`fuzz_open`] takes them: values without
+/// their seal behind a key.
+fn good() -> Vec<Vec<u8>> {
+    let key = committed_key(place());
+    let payload = |value: Vec<u8>| value[1..value.len() - 4].to_vec();
+    let identity = Identity { disk: [3; 16], incarnation: 8 }.encode();
+    vec![
+        Superblock::new("train", NodeId::new(10_001)).unwrap().encode(),
+        block_header([3; 16]),
+        [key.clone(), payload(chunk_record().encode(&key))].concat(),
+        [key.clone(), chunk_record().encode(&key)].concat(),
+        [key.clone(), payload(block_record().encode(&key))].concat(),
+        [key.clone(), block_record().encode(&key)].concat(),
+        pending_key(place()),
+        block_key(Block::new(32, 5).unwrap()),
+        target_key(TargetId::new(300)),
+        payload(identity.clone()),
+        identity,
+        Vec::new(),
+    ]
+}
+
+#[test]
+fn no_bytes_make_an_open_panic_or_accept_what_it_would_not_store() {
+    let good = good();
+    good.iter().for_each(|bytes| fuzz_open(bytes));
+    let runs = rpc::fuzz::run(|random| {
+        let mut bytes = good[random.below(good.len())].clone();
+        let donor = &good[random.below(good.len())];
+        random.mutate(&mut bytes, donor);
+        fuzz_open(&bytes);
+    });
+    assert!(runs > 1_000, "only {runs} runs");
 }

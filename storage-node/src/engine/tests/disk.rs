@@ -145,18 +145,3 @@ fn unfinished_formatting_is_finished_by_the_next_open() {
         }
     }
 }
-
-#[test]
-fn hostile_bytes_never_panic_at_open() {
-    let mut bytes = superblock::Superblock::new("train", NodeId::new(1)).unwrap().encode();
-    fuzz_open(&bytes);
-    fuzz_open(&[]);
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    for _ in 0..20_000 {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        let at = usize::try_from(state >> 33).unwrap() % bytes.len();
-        bytes[at] = (state >> 20).to_le_bytes()[0];
-        fuzz_open(&bytes[..bytes.len().min(1 + at % 300)]);
-        fuzz_open(&bytes[at..]);
-    }
-}
