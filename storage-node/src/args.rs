@@ -35,10 +35,10 @@ pub enum Command {
 #[derive(Clone, Debug, clap::Args)]
 pub struct Serve {
     /// Name of the cluster. A disk of another cluster is refused.
-    #[arg(long)]
+    #[arg(long, value_parser = cluster)]
     pub cluster: String,
     /// Number of this node in the cluster, from 10001 up, never used again.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(10_001..))]
     pub node_id: u32,
     /// A directory that is one disk; give one for each disk, always in the same order.
     #[arg(long, required = true)]
@@ -81,6 +81,16 @@ impl From<Io> for IoMode {
     }
 }
 
+fn cluster(text: &str) -> Result<String, String> {
+    let fits = (1..=63).contains(&text.len());
+    let plain = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
+    if fits && plain {
+        Ok(text.to_owned())
+    } else {
+        Err("use the name of the StorageCluster: 1 to 63 of a-z, 0-9 and '-'".into())
+    }
+}
+
 fn host_port(value: &str) -> Result<String, String> {
     let (host, port) = value.rsplit_once(':').ok_or("say host:port, for example 10.0.0.1:9100")?;
     if host.is_empty() || port.parse::<u16>().is_err() {
@@ -96,6 +106,29 @@ mod tests {
     fn parse(extra: &[&str]) -> Result<Args, clap::Error> {
         let base = ["storage-node", "serve", "--cluster", "c", "--node-id", "10001"];
         Args::try_parse_from(base.iter().chain(extra))
+    }
+
+    fn refusal(cluster: &str, node_id: &str) -> String {
+        let named = ["storage-node", "serve", "--cluster", cluster, "--node-id", node_id];
+        let rest = ["--data", "/d", "--manager", "m:9000", "--advertise", "1.2.3.4:9100"];
+        let parsed = Args::try_parse_from(named.iter().chain(&rest));
+        parsed.err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn names_and_numbers_that_no_cluster_gives_are_refused() {
+        let longest = "a".repeat(63);
+        for (cluster, node_id) in [("train-2", "10001"), (&longest, "4294967295")] {
+            assert_eq!(refusal(cluster, node_id), "");
+        }
+        for cluster in ["", "Train", "a b", "a/b", "zürich", &"a".repeat(64)] {
+            let text = refusal(cluster, "10001");
+            assert!(text.contains("--cluster") && text.contains("1 to 63"), "{cluster}: {text}");
+        }
+        for node_id in ["0", "1", "10000", "4294967296", "x"] {
+            let text = refusal("train", node_id);
+            assert!(text.contains("--node-id") && text.contains(node_id), "{node_id}: {text}");
+        }
     }
 
     #[test]
