@@ -176,8 +176,8 @@ wire_struct! {
 request!(ReportLength = 0x0306 -> Attributes);
 
 wire_struct! {
-    /// Sets the length of a file. The answer carries the new truncate generation; the client then
-    /// cuts the chunks under it.
+    /// Sets the length of a file. When it is answered the chunks are cut, so that no byte behind
+    /// the length comes back; the answer carries the new truncate generation for later writes.
     pub struct Truncate {
         /// Who asks.
         pub caller: Caller,
