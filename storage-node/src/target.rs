@@ -333,7 +333,13 @@ impl Target {
                 chain_version: committed.chain_version,
                 id: committed.id,
                 truncate_generation: committed.truncate_generation,
-                op: engine::Op::Remove,
+                // Whatever the generation: this chunk is of a history that the chain does not have.
+                op: engine::Op::Replace(engine::Replace {
+                    bytes: Bytes::new(),
+                    removed: true,
+                    checksum: crc32c::crc32c(&[]),
+                    duplicates: engine::Duplicates::new(),
+                }),
             };
             self.engine.stage(self.id, stage).await?;
             self.engine.commit(self.id, chunk, version, committed.chain_version).await?;
@@ -470,7 +476,7 @@ mod tests {
                 version: UpdateVersion::new(raw),
                 chain_version: ChainVersion::new(1),
                 id: UpdateId { client, channel, seq: raw },
-                truncate_generation: 0,
+                truncate_generation: raw,
                 op,
             };
             let state = engine.stage(id, stage).await.unwrap();

@@ -90,7 +90,8 @@ codes! {
     DiskFailed = 26, OtherReplica;
     /// The target is not the head of the chain.
     NotHead = 27, RefreshRouting;
-    /// The update was truncated away by a newer truncation; `detail` is its generation.
+    /// A newer truncation came first: of an update that was made without knowing of it, or of that
+    /// truncation's own cut, sent again.
     StaleTruncate = 28, Never;
     /// The update's lane has moved on: this update is older than the last one applied.
     StaleUpdate = 29, Never;

@@ -4,6 +4,7 @@
 //! fragments of the committed state. So a small write costs a segment and not a chunk, an
 //! aligned append copies nothing, and a block that holds committed bytes is never written.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -66,10 +67,25 @@ pub(super) fn check(
         return Err(Error::MissingUpdate { place, asked, committed: last });
     }
     let stored = committed.map_or(0, |c| c.truncate_generation);
-    if stage.truncate_generation < stored && !matches!(stage.op, Op::Remove) {
+    let is_late = match stage.truncate_generation.cmp(&stored) {
+        Ordering::Less => true,
+        // Nobody writes under a generation before its cut is done, so this is that cut once more.
+        Ordering::Equal => committed.is_some_and(|old| takes_away(&stage.op, old)),
+        Ordering::Greater => false,
+    };
+    if is_late {
         return Err(Error::StaleTruncate { place, asked: stage.truncate_generation, stored });
     }
     Ok(())
+}
+
+/// Whether bytes of the committed state would be gone.
+fn takes_away(op: &Op, old: &ChunkState) -> bool {
+    match op {
+        Op::Remove => !old.removed,
+        Op::Truncate { length } => *length < old.length,
+        Op::Write { .. } | Op::Replace(_) => false,
+    }
 }
 
 fn check_replace(place: Place, replace: &Replace) -> Result<(), Error> {

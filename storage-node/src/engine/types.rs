@@ -101,7 +101,8 @@ pub struct Stage {
     pub chain_version: ChainVersion,
     /// Name of the update.
     pub id: UpdateId,
-    /// Count of the file's truncations that the writer knew; an older one is refused.
+    /// Count of the file's truncations that the writer knew. An older one is refused, and the same
+    /// one if it takes bytes away.
     pub truncate_generation: u64,
     /// What to do.
     pub op: Op,
@@ -298,7 +299,7 @@ pub enum Error {
         /// The version that is stored.
         stored: ChainVersion,
     },
-    /// The writer did not know of a truncation.
+    /// The writer did not know of a truncation, or this is its cut once more.
     #[error("truncate generation {asked} for {place}, stored {stored}")]
     StaleTruncate {
         /// Where.

@@ -21,7 +21,7 @@ use rpc::message::manager::{
 };
 use rpc::message::storage::{Read, Update, UpdateOp};
 use rpc::serve::{Call, Handler, Reply};
-use rpc::{Code, Error};
+use rpc::{Code, Error, Retry};
 use storage_node::args::{Io, Serve};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
@@ -329,6 +329,32 @@ impl Cluster {
         }
     }
 
+    /// What the admin endpoint answers: status and body.
+    pub(crate) async fn admin(&self, n: u32, path: &str) -> (u16, String) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let address = self.processes.lock().unwrap()[&n].running.as_ref().unwrap().admin;
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, body.to_owned())
+    }
+
+    pub(crate) async fn wait_admin(&self, n: u32, path: &str, status: u16) -> (u16, String) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = self.admin(n, path).await;
+            if answer.0 == status {
+                return answer;
+            }
+            assert!(Instant::now() < deadline, "{path} never answers {status}: {answer:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// Every copy of every chunk is what was last acknowledged, or newer and the same everywhere.
     pub(crate) async fn assert_equal_copies(&self, chunks: &BTreeMap<u64, Vec<u8>>) {
         let client = self.client();
@@ -419,6 +445,30 @@ impl Client {
 
     /// Sends the last write again, under its own name.
     pub(crate) async fn repeat(&self, index: u64, bytes: &[u8]) -> UpdateVersion {
+        let sent = self.send(index, 0, UpdateOp::Write { offset: 0 }, bytes).await;
+        sent.expect("a write is not refused")
+    }
+
+    /// A new update that carries this truncate generation; refused only for good.
+    pub(crate) async fn update(
+        &mut self,
+        index: u64,
+        truncate_generation: u64,
+        op: UpdateOp,
+        bytes: &[u8],
+    ) -> Result<UpdateVersion, Error> {
+        self.seq += 1;
+        self.send(index, truncate_generation, op, bytes).await
+    }
+
+    /// Sends an update under the name of the last one.
+    pub(crate) async fn send(
+        &self,
+        index: u64,
+        truncate_generation: u64,
+        op: UpdateOp,
+        bytes: &[u8],
+    ) -> Result<UpdateVersion, Error> {
         let id = UpdateId { client: self.id, channel: ChannelId::new(1), seq: self.seq };
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -431,19 +481,20 @@ impl Client {
                         target,
                         chunk: ChunkId { file: FILE, index },
                         id,
-                        truncate_generation: 0,
-                        op: UpdateOp::Write { offset: 0 },
+                        truncate_generation,
+                        op,
                         chunk_size: 1 << 20,
                         checksum: crc32c::crc32c(bytes),
                     };
                     match self.call(target, &request, Bytes::copy_from_slice(bytes)).await {
-                        Ok((done, _)) => return done.version,
+                        Ok((done, _)) => return Ok(done.version),
+                        Err(error) if error.code.retry() == Retry::Never => return Err(error),
                         Err(error) => error.to_string(),
                     }
                 }
                 None => "nobody serves".into(),
             };
-            assert!(Instant::now() < deadline, "write {index}: {error}");
+            assert!(Instant::now() < deadline, "update {index}: {error}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

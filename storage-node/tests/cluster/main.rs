@@ -6,6 +6,8 @@ mod harness;
 use std::time::Duration;
 
 use harness::Cluster;
+use rpc::Code;
+use rpc::message::storage::UpdateOp;
 
 #[test]
 fn a_write_is_on_every_server_when_it_is_answered() {
@@ -111,4 +113,83 @@ fn any_number_of_clients_can_write_one_chunk() {
         let copies = [(0, b"last".to_vec())].into();
         cluster.assert_equal_copies(&copies).await;
     });
+}
+
+#[test]
+fn a_late_cut_is_refused_by_the_chain_and_a_repeated_one_is_answered_as_before() {
+    const WRITE: UpdateOp = UpdateOp::Write { offset: 0 };
+    let cluster = Cluster::start(3);
+    cluster.run(async {
+        cluster.wait_serving(3).await;
+        let (mut meta, mut writer) = (cluster.client(), cluster.client());
+        writer.update(0, 0, WRITE, b"old bytes").await.expect("write");
+        let removed = meta.update(0, 1, UpdateOp::Remove, b"").await.expect("cut");
+        writer.update(0, 1, WRITE, b"newer").await.expect("write after the cut");
+        let again = meta.send(0, 1, UpdateOp::Remove, b"").await;
+        assert_eq!(again.expect("the same cut"), removed);
+        // What a process sent that ended before the next one finished the same cut.
+        let mut killed = cluster.client();
+        for (generation, op) in
+            [(0, UpdateOp::Remove), (1, UpdateOp::Remove), (1, UpdateOp::Truncate { length: 2 })]
+        {
+            let late = killed.update(0, generation, op, b"").await.expect_err("late");
+            assert_eq!(late.code, Code::StaleTruncate, "{op:?} under {generation}");
+        }
+        cluster.assert_equal_copies(&[(0, b"newer".to_vec())].into()).await;
+        // The file is unlinked: its chunks go under the next generation.
+        meta.update(0, 2, UpdateOp::Remove, b"").await.expect("remove");
+        cluster.assert_equal_copies(&[(0, Vec::new())].into()).await;
+    });
+}
+
+#[test]
+fn the_admin_endpoints_say_whether_and_how_a_server_serves() {
+    let cluster = Cluster::start(1);
+    cluster.run(async {
+        cluster.wait_serving(1).await;
+        cluster.client().write(0, b"x").await;
+        assert_eq!(cluster.admin(1, "/healthz").await, (200, "ok\n".into()));
+        assert_eq!(cluster.admin(1, "/readyz").await, (200, "ok\n".into()));
+        assert_eq!(cluster.admin(1, "/elsewhere").await.0, 404);
+        let (status, text) = cluster.admin(1, "/metrics").await;
+        assert_eq!(status, 200);
+        assert!(text.ends_with("# EOF\n"), "{text}");
+        for line in [
+            r#"lampyris_storage_requests_total{kind="update",outcome="ok"} 1"#,
+            "lampyris_storage_update_bytes_total 1",
+            "lampyris_storage_handler_panics_total 0",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} in {text}");
+        }
+        let (status, text) = cluster.admin(1, "/state").await;
+        let state: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(status, 200);
+        let seen = [&state["cluster"], &state["node"], &state["draining"]];
+        assert_eq!(seen, [&"test".into(), &10_001.into(), &serde_json::Value::Bool(false)]);
+        assert_eq!(state["disks"].as_array().map(Vec::len), Some(1), "{state}");
+        let target = &state["targets"][0];
+        assert_eq!((&target["chain"], &target["state"]), (&1.into(), &"Serving".into()));
+        // A server that its manager does not hear lives, and is not to be asked.
+        cluster.cut(1);
+        let (_, why) = cluster.wait_admin(1, "/readyz", 503).await;
+        assert_eq!(why, "the lease from the manager has run out\n");
+        assert_eq!(cluster.admin(1, "/healthz").await.0, 200);
+        cluster.heal(1);
+        cluster.wait_admin(1, "/readyz", 200).await;
+    });
+}
+
+#[test]
+fn a_log_level_that_is_none_is_refused_at_start() {
+    let serve = "serve --cluster c --node-id 10001 --data /nowhere --manager m:1 --advertise a:1";
+    let ended = std::process::Command::new(env!("CARGO_BIN_EXE_storage-node"))
+        .args(serve.split(' '))
+        .env("LAMPYRIS_LOG", "debgu")
+        .output()
+        .expect("start the server");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(2), "{said}");
+    for part in ["LAMPYRIS_LOG", "debgu", "info,rpc=debug"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
 }

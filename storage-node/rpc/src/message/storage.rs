@@ -92,8 +92,9 @@ wire_struct! {
         pub chunk: ChunkId,
         /// Names the update: a retry carries the same id.
         pub id: UpdateId,
-        /// The truncate generation of the file that the client knows: a write of an older
-        /// generation than the chunk's is refused.
+        /// The truncate generation of the file that the client knows: an update of an older
+        /// generation than the chunk's is refused, and so is one that takes bytes away from a
+        /// chunk of the same.
         pub truncate_generation: u64,
         /// The change.
         pub op: UpdateOp,
