@@ -232,14 +232,6 @@ impl Engine {
         Ok(targets)
     }
 
-    /// Drops a target and all its chunks, durably. Nothing else may touch it meanwhile.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] at a record that does not verify; what came before it is gone.
-    pub async fn remove_target(&self, target: TargetId) -> Result<(), Error> {
-        self.detached(async move |inner| inner.remove_target(target).await).await
-    }
-
     /// Space and work so far.
     #[must_use]
     pub fn stats(&self) -> Stats {

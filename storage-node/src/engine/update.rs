@@ -164,36 +164,6 @@ impl Inner {
         self.log.apply(change).await
     }
 
-    /// Drops all that is stored for a target, in steps; a crash between them leaves a rest.
-    pub(super) async fn remove_target(&self, target: TargetId) -> Result<(), Error> {
-        const STEP: usize = 256;
-        self.check_alive()?;
-        let mut from = None;
-        loop {
-            let page = store::list(&self.db, target, from, STEP)?;
-            let is_last = page.len() < STEP;
-            from = page.last().map(|(chunk, _)| *chunk);
-            let mut change = Change::new(Durability::Metadata);
-            for (chunk, records) in page {
-                let place = Place { target, chunk };
-                change.deletes.push(record::committed_key(place));
-                change.deletes.push(record::pending_key(place));
-                let both = [records.committed, records.pending];
-                let fragments = both.iter().flatten().flat_map(|r| &r.fragments);
-                let blocks: BTreeSet<Block> = fragments.map(|f| f.block).collect();
-                change.deletes.extend(blocks.iter().map(|b| record::block_key(*b)));
-                change.frees.extend(blocks);
-            }
-            if is_last {
-                change.deletes.push(record::target_key(target));
-            }
-            self.log.apply(change).await?;
-            if is_last {
-                return Ok(());
-            }
-        }
-    }
-
     /// The CRC of a fragment that was cut follows from its pages' checksums.
     fn refresh_crcs(
         view: &Snapshot<'_>,
