@@ -265,6 +265,101 @@ fn names_of_ours_are_refused_wherever_they_stand_and_others_are_not() {
 }
 
 #[test]
+fn no_container_of_the_user_mounts_a_volume_of_ours_but_as_we_mount_it() {
+    let ours = json!({"name": "lampyris-app", "mountPath": "/run/lampyris/app", "readOnly": true});
+    let with = |change: &[(&str, Value)]| {
+        let mut mount = ours.clone();
+        change.iter().for_each(|(key, value)| mount[*key] = value.clone());
+        mount
+    };
+    let refused = [
+        json!({"name": "lampyris-private", "mountPath": "/x"}),
+        json!({"name": "lampyris-private", "mountPath": "/run/lampyris/private", "readOnly": true}),
+        json!({"name": "lampyris-app", "mountPath": "/run/lampyris/app"}),
+        json!({"name": "lampyris-app", "mountPath": "/elsewhere", "readOnly": true}),
+        json!({"name": "lampyris-0", "mountPath": "/again", "readOnly": true}),
+        json!({"name": "lampyris-7", "mountPath": "/x"}),
+        json!({"name": "lampyris-app"}),
+        with(&[("subPath", json!("a"))]),
+        with(&[("mountPropagation", json!("Bidirectional"))]),
+    ];
+    for list in ["containers", "initContainers", "ephemeralContainers"] {
+        for (key, mount) in refused.iter().map(|mount| ("volumeMounts", mount)).chain([(
+            "volumeDevices",
+            &json!({"name": "lampyris-private", "devicePath": "/dev/x"}),
+        )]) {
+            let name = mount["name"].as_str().unwrap();
+            // A fresh pod, and one that was injected a moment ago (or carries a forged mark).
+            let fresh = pod("images:/data");
+            let injected = apply(&fresh, &patch(&fresh, "team").unwrap());
+            for (mut pod, what) in [(fresh, "fresh"), (injected, "injected")] {
+                let mut container = json!({"name": "thief", "image": "x"});
+                container[key] = json!([mount]);
+                if !pod["spec"][list].is_array() {
+                    pod["spec"][list] = json!([]);
+                }
+                pod["spec"][list].as_array_mut().unwrap().push(container);
+                let message = match patch(&pod, "team") {
+                    Ok(_) => panic!("{what} pod: {list} may mount {mount}"),
+                    Err(denial) => denial.to_string(),
+                };
+                assert_eq!(
+                    message,
+                    format!(
+                        "spec.{list}[thief].{key}: the volume {name} belongs to lampyris: remove the entry"
+                    )
+                );
+            }
+        }
+    }
+    // As we mount it ourselves, whoever wrote it: other defaults of the server change nothing.
+    let mut same = pod("scratch:/out:rw");
+    same["spec"]["containers"][0]["volumeMounts"] = json!([
+        ours,
+        {"name": "lampyris-0", "mountPath": "/out", "mountPropagation": "HostToContainer"},
+    ]);
+    let injected = apply(&same, &patch(&same, "team").unwrap());
+    assert_eq!(
+        injected["spec"]["containers"][0]["volumeMounts"],
+        same["spec"]["containers"][0]["volumeMounts"]
+    );
+}
+
+#[test]
+fn a_forged_mark_does_not_make_a_container_ours() {
+    let fresh = pod("images:/data");
+    let good = apply(&fresh, &patch(&fresh, "team").unwrap());
+    let thief = json!({
+        "name": "lampyris-mount", "image": "x",
+        "volumeMounts": [{"name": "lampyris-private", "mountPath": "/x"}],
+    });
+    let mut main = good.clone();
+    main["spec"]["containers"].as_array_mut().unwrap().push(thief.clone());
+    let mut init = good.clone();
+    init["spec"]["initContainers"][0] = thief;
+    let mut command = good.clone();
+    command["spec"]["initContainers"][0]["command"] = json!(["/bin/sh"]);
+    let mut unasked = good.clone();
+    let scan = json!({"name": "lampyris-scan", "image": "x", "command": ["/usr/bin/scan-agent"]});
+    unasked["spec"]["initContainers"].as_array_mut().unwrap().push(scan);
+    for (pod, part) in [
+        (main, "spec.containers: the name lampyris-mount belongs to lampyris"),
+        (init, "spec.initContainers: lampyris-mount is of an earlier injection"),
+        (command, "spec.initContainers: lampyris-mount is of an earlier injection"),
+        (unasked, "spec.initContainers: lampyris-scan is of an earlier injection"),
+    ] {
+        let message = patch(&pod, "team").unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
+    }
+    // What other webhooks do to our sidecars is theirs: another registry, a mount of their own.
+    let mut mirrored = good;
+    mirrored["spec"]["initContainers"][0]["image"] = json!("mirror/mount:1");
+    let token = json!({"name": "token", "mountPath": "/var/run/secrets/x", "readOnly": true});
+    mirrored["spec"]["initContainers"][0]["volumeMounts"].as_array_mut().unwrap().push(token);
+    assert_eq!(patch(&mirrored, "team").unwrap(), Vec::<Value>::new());
+}
+
+#[test]
 fn ephemeral_containers_are_left_as_they_are() {
     let mut pod = pod("images:/data");
     let debug = json!([{"name": "debug", "image": "x", "targetContainerName": "app"}]);

@@ -119,11 +119,27 @@ pub enum Denial {
     },
     /// A copy of an injected pod that now names other datasets.
     #[error(
-        "spec.volumes: {name} is of an earlier injection and does not fit metadata.annotations[{ANNOTATION_DATASETS}]: remove every volume, mount and container whose name begins with lampyris-, and metadata.annotations[{ANNOTATION_INJECTED}]"
+        "spec.{list}: {name} is of an earlier injection and does not fit metadata.annotations[{ANNOTATION_DATASETS}]: remove every volume, mount and container whose name begins with lampyris-, and metadata.annotations[{ANNOTATION_INJECTED}]"
     )]
     EarlierInjection {
-        /// Name of the volume.
+        /// `volumes` or `initContainers`.
+        list: &'static str,
+        /// Name of the volume or container.
         name: String,
+    },
+    /// A container that would see what only our sidecars may.
+    #[error(
+        "spec.{list}[{container}].{field}: the volume {volume} belongs to lampyris: remove the entry"
+    )]
+    ForeignMount {
+        /// `containers`, `initContainers` or `ephemeralContainers`.
+        list: &'static str,
+        /// Name of the container.
+        container: String,
+        /// `volumeMounts` or `volumeDevices`.
+        field: &'static str,
+        /// The volume.
+        volume: String,
     },
     /// A pod that cannot have FUSE mounts.
     #[error(
@@ -283,7 +299,7 @@ fn is_label(text: &str) -> bool {
 }
 
 /// What a message quotes of the user's text.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     text.chars().take(80).collect()
 }
 

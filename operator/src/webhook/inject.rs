@@ -8,7 +8,7 @@ use crds::names::{ANNOTATION_INJECTED, CSI_DRIVER};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::ask::{Ask, Denial, Mention, OWN_DIR};
+use super::ask::{Ask, Denial, Mention, OWN_DIR, shown};
 use crate::plan::Images;
 use crate::plan::diff::{self, quantity_milli};
 use crate::plan::workload::{USER, restricted};
@@ -52,21 +52,27 @@ pub fn patch(
         check_names(pod)?;
     }
     let volumes = volumes(namespace, ask, datasets)?;
+    let sidecars = sidecars(ask, images);
     if injected {
         check_volumes(pod, &volumes)?;
+        check_sidecars(pod, &sidecars)?;
+    }
+    for container in items(&pod["spec"]["ephemeralContainers"]) {
+        check_mounts("ephemeralContainers", container, &[])?;
     }
     let mut out = Vec::new();
     append(&mut out, "/spec/volumes", &pod["spec"]["volumes"], volumes);
     for list in ["initContainers", "containers"] {
         for (index, container) in items(&pod["spec"][list]).enumerate() {
             if !is_ours(container) {
+                check_mounts(list, container, &mounts(ask))?;
                 check_paths(list, container, ask)?;
                 let path = format!("/spec/{list}/{index}/volumeMounts");
                 append(&mut out, &path, &container["volumeMounts"], mounts(ask));
             }
         }
     }
-    sidecars(&mut out, pod, ask, images);
+    add_sidecars(&mut out, pod, sidecars);
     mark(&mut out, pod, ask);
     Ok(out)
 }
@@ -77,6 +83,14 @@ fn items(list: &Value) -> impl Iterator<Item = &Value> {
 
 fn is_ours(container: &Value) -> bool {
     container["name"] == MOUNT || container["name"] == SCAN
+}
+
+fn has_our_name(item: &Value) -> bool {
+    item["name"].as_str().is_some_and(|name| name.starts_with("lampyris-"))
+}
+
+fn name_of(item: &Value) -> String {
+    shown(item["name"].as_str().unwrap_or_default())
 }
 
 fn add(path: &str, value: &Value) -> Value {
@@ -100,11 +114,8 @@ fn append(out: &mut Vec<Value>, path: &str, have: &Value, wanted: Vec<Value>) {
 
 fn check_names(pod: &Value) -> Result<(), Denial> {
     for list in ["volumes", "initContainers", "containers"] {
-        let reserved =
-            |item: &&Value| item["name"].as_str().is_some_and(|name| name.starts_with("lampyris-"));
-        if let Some(item) = items(&pod["spec"][list]).find(reserved) {
-            let name = item["name"].as_str().unwrap_or_default().to_owned();
-            return Err(Denial::ReservedName { list, name });
+        if let Some(item) = items(&pod["spec"][list]).find(|item| has_our_name(item)) {
+            return Err(Denial::ReservedName { list, name: name_of(item) });
         }
     }
     Ok(())
@@ -113,23 +124,70 @@ fn check_names(pod: &Value) -> Result<(), Denial> {
 /// A pod that carries our mark was injected a moment ago, or copied from one that was and perhaps edited: a volume of
 /// ours that shows something else than the pod asks for must not stay under the name of what it asks for.
 fn check_volumes(pod: &Value, wanted: &[Value]) -> Result<(), Denial> {
-    let ours = |v: &&Value| v["name"].as_str().is_some_and(|name| name.starts_with("lampyris-"));
     let fits = |have: &Value| {
         wanted.iter().any(|want| want["name"] == have["name"] && diff::covers(want, have))
     };
-    match items(&pod["spec"]["volumes"]).filter(ours).find(|volume| !fits(volume)) {
-        Some(stale) => {
-            let name = stale["name"].as_str().unwrap_or_default().to_owned();
-            Err(Denial::EarlierInjection { name })
-        }
+    match items(&pod["spec"]["volumes"]).find(|v| has_our_name(v) && !fits(v)) {
+        Some(stale) => Err(Denial::EarlierInjection { list: "volumes", name: name_of(stale) }),
         None => Ok(()),
     }
 }
 
+/// Nor does the mark make a container ours: it is where we put it, runs what we run and sees our volumes as we show
+/// them. Its image may differ: registries are mirrored by other webhooks, which may have come after us.
+fn check_sidecars(pod: &Value, wanted: &[Value]) -> Result<(), Denial> {
+    if let Some(item) = items(&pod["spec"]["containers"]).find(|item| has_our_name(item)) {
+        return Err(Denial::ReservedName { list: "containers", name: name_of(item) });
+    }
+    let list = "initContainers";
+    for have in items(&pod["spec"][list]).filter(|item| has_our_name(item)) {
+        let fits = |want: &&Value| {
+            ["name", "command", "args", "restartPolicy"].iter().all(|key| want[key] == have[key])
+        };
+        let Some(want) = wanted.iter().find(fits) else {
+            return Err(Denial::EarlierInjection { list, name: name_of(have) });
+        };
+        let mounts: Vec<Value> = items(&want["volumeMounts"]).cloned().collect();
+        check_mounts(list, have, &mounts)?;
+    }
+    Ok(())
+}
+
+/// A volume of ours is mounted as `allowed` or not at all: one of them holds the sockets that hand out FUSE
+/// descriptors and keys.
+fn check_mounts(list: &'static str, container: &Value, allowed: &[Value]) -> Result<(), Denial> {
+    let same = |mount: &Value| allowed.iter().any(|ours| plain(ours) == plain(mount));
+    let mounts = items(&container["volumeMounts"]).filter(|mount| !same(mount));
+    let devices = items(&container["volumeDevices"]);
+    let mut foreign = mounts
+        .map(|item| ("volumeMounts", item))
+        .chain(devices.map(|item| ("volumeDevices", item)))
+        .filter(|(_, item)| has_our_name(item));
+    match foreign.next() {
+        Some((field, item)) => Err(Denial::ForeignMount {
+            list,
+            container: name_of(container),
+            field,
+            volume: name_of(item),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// A mount without the fields that say nothing: the server drops them, and webhooks write them.
+fn plain(mount: &Value) -> Value {
+    let mut mount = mount.clone();
+    if let Some(fields) = mount.as_object_mut() {
+        fields.retain(|_, value| *value != json!(false) && *value != json!("") && !value.is_null());
+    }
+    mount
+}
+
 fn check_paths(list: &'static str, container: &Value, ask: &Ask) -> Result<(), Denial> {
     for mount in items(&container["volumeMounts"]) {
-        let ours = mount["name"].as_str().is_some_and(|name| name.starts_with("lampyris-"));
-        let Some(taken) = mount["mountPath"].as_str().filter(|_| !ours) else { continue };
+        // Those of ours are as we mount them: see `check_mounts`.
+        let taken = mount["mountPath"].as_str().filter(|_| !has_our_name(mount));
+        let Some(taken) = taken else { continue };
         let paths = ask.mentions.iter().map(|mention| mention.path.as_str());
         // A user's volume that holds the mount point is fine (its folder is made by the kubelet);
         // the same place, one inside a dataset, or one inside our own folder is not.
@@ -221,8 +279,7 @@ fn mounts(ask: &Ask) -> Vec<Value> {
     list
 }
 
-/// The native sidecars, before every other init container, so that those see the data too.
-fn sidecars(out: &mut Vec<Value>, pod: &Value, ask: &Ask, images: &Images) {
+fn sidecars(ask: &Ask, images: &Images) -> Vec<Value> {
     let mut mount = sidecar(MOUNT, "mount", "/usr/bin/lampyris-mount", images);
     mount["resources"] = resources(ask, ("50m", "2"), ("64Mi", "256Mi"));
     // Never fails within a pod's life: a failed startup probe of a sidecar can end the pod.
@@ -237,6 +294,11 @@ fn sidecars(out: &mut Vec<Value>, pod: &Value, ask: &Ask, images: &Images) {
         scan["resources"] = resources(ask, ("100m", "2"), ("128Mi", "1Gi"));
         wanted.push(scan);
     }
+    wanted
+}
+
+/// The native sidecars, before every other init container, so that those see the data too.
+fn add_sidecars(out: &mut Vec<Value>, pod: &Value, wanted: Vec<Value>) {
     let have = &pod["spec"]["initContainers"];
     let missing = |item: &Value| !items(have).any(|old| old["name"] == item["name"]);
     if have.is_array() {
