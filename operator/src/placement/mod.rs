@@ -57,6 +57,8 @@ pub struct Design {
     pub lambda_min: u32,
     /// No design of these numbers has a smaller `lambda_max`.
     pub lower_bound: u32,
+    /// Moves of the local search that it took; none where a construction was known.
+    pub moves: u64,
 }
 
 /// Why there is no design.
@@ -133,10 +135,12 @@ pub fn design(
 ) -> Result<Design, PlacementError> {
     let problem = Problem::new(nodes, replicas, targets_per_node)?;
     let mut rng = Rng::new(seed);
-    let groups = cyclic::construct(&problem, &mut rng)
-        .unwrap_or_else(|| search::solve(&problem, &mut rng, moves));
+    let (groups, tried) = match cyclic::construct(&problem, &mut rng) {
+        Some(groups) => (groups, 0),
+        None => search::solve(&problem, &mut rng, moves),
+    };
     let groups = heads::deal(&groups, problem.ids.len());
-    Ok(problem.finish(&groups))
+    Ok(problem.finish(&groups, tried))
 }
 
 impl Problem {
@@ -155,7 +159,14 @@ impl Problem {
             return Err(PlacementError::DuplicateNode(twice));
         }
         let names: BTreeSet<&str> = by_id.values().copied().collect();
-        let domain: Vec<usize> = by_id.values().map(|d| names.range(..*d).count()).collect();
+        // Numbered as they first come: who shares a domain counts, not what it is called. A cluster that is made again
+        // on other hosts gets the chains that its data lies in.
+        let mut number: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut domain = Vec::with_capacity(by_id.len());
+        for name in by_id.values() {
+            let next = number.len();
+            domain.push(*number.entry(name).or_insert(next));
+        }
         check_domains(&by_id, &names, replicas)?;
         Ok(Self {
             ids: by_id.into_keys().collect(),
@@ -196,7 +207,7 @@ impl Problem {
         u32::try_from(bound).unwrap_or(u32::MAX)
     }
 
-    fn finish(&self, groups: &[Vec<usize>]) -> Design {
+    fn finish(&self, groups: &[Vec<usize>], moves: u64) -> Design {
         let overlap = search::Overlap::of(self.ids.len(), groups);
         let mut range = (u32::MAX, 0);
         for a in 0..self.ids.len() {
@@ -212,6 +223,7 @@ impl Problem {
             lambda_max,
             lambda_min,
             lower_bound: self.lower_bound(),
+            moves,
         }
     }
 }

@@ -38,16 +38,16 @@ impl Overlap {
     }
 }
 
-/// The best arrangement that `moves` exchanges find.
-pub(super) fn solve(problem: &Problem, rng: &mut Rng, moves: u64) -> Vec<Vec<usize>> {
+/// The best arrangement that `moves` exchanges find, and how many were tried.
+pub(super) fn solve(problem: &Problem, rng: &mut Rng, moves: u64) -> (Vec<Vec<usize>>, u64) {
     let groups = start(problem, rng);
     if groups.len() < 2 || problem.replicas < 2 {
-        return groups;
+        return (groups, 0);
     }
     let overlap = Overlap::of(problem.ids.len(), &groups);
     let mut state = State { problem, groups, overlap };
-    state.improve(rng, moves);
-    state.groups
+    let tried = state.improve(rng, moves);
+    (state.groups, tried)
 }
 
 /// Fills the chains one by one: each takes the domains with the most memberships left, and in
@@ -101,14 +101,17 @@ struct State<'a> {
 impl State<'_> {
     /// Random exchanges; one that makes the sum of squared overlaps no larger stays, a slightly
     /// worse one stays now and then, less often as the search goes on. Keeps the best found.
-    fn improve(&mut self, rng: &mut Rng, moves: u64) {
+    /// Returns how many were tried.
+    fn improve(&mut self, rng: &mut Rng, moves: u64) -> u64 {
         let bound = self.problem.lower_bound();
         let mut excess = self.excess(bound);
         let mut best = (excess, self.groups.clone());
+        let mut tried = 0;
         for step in 0..moves {
             if best.0 == 0 {
                 break;
             }
+            tried += 1;
             // From one in eight to one in about a thousand.
             let cooling = 8 << (7 * step / moves.max(1));
             let Some(gain) = self.exchange(rng, bound, cooling) else { continue };
@@ -118,6 +121,7 @@ impl State<'_> {
             }
         }
         self.groups = best.1;
+        tried
     }
 
     /// Sum over pairs of the squared overlap above `bound`.

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
@@ -75,6 +76,43 @@ fn sizes_without_a_known_design_stay_within_one_of_the_bound() {
             let (max, bound) = (design.lambda_max, design.lower_bound);
             assert!(max <= bound + 1, "{count} nodes, {targets} targets: {max} over {bound}");
         }
+    }
+}
+
+/// Longest time for a design, in an unoptimised build on a busy machine too.
+const SOLVED_WITHIN: Duration = Duration::from_secs(2);
+
+#[test]
+fn six_to_a_hundred_nodes_are_placed_within_one_of_the_bound_and_two_seconds() {
+    for count in [6, 10, 18, 36, 100] {
+        for targets in [3, 6, 16] {
+            let nodes = nodes(count);
+            let start = Instant::now();
+            let design = solve(&nodes, 3, targets);
+            let took = start.elapsed();
+            check(&design, &nodes, 3, targets);
+            let (max, bound) = (design.lambda_max, design.lower_bound);
+            let what =
+                format!("{count} nodes, {targets} targets: {} moves, {took:?}", design.moves);
+            println!("{what}, two nodes share {max}, at least {bound}");
+            assert!(max <= bound + 1, "{what}: {max} over {bound}");
+            assert!(took < SOLVED_WITHIN, "{what}");
+            // The effort is counted, so that it is the same on every machine.
+            assert!(design.moves <= MOVES_DEFAULT, "{what}");
+            assert_eq!(solve(&nodes, 3, targets), design, "{what}");
+        }
+    }
+}
+
+#[test]
+fn names_of_domains_do_not_matter_only_who_shares_one() {
+    for (nodes, count) in [(nodes(10), 10), (zoned(9, 3), 3)] {
+        let mut renamed = nodes.clone();
+        for node in &mut renamed {
+            let number: u32 = node.domain.rsplit('-').next().unwrap().parse().unwrap();
+            node.domain = format!("other-{}", count - number);
+        }
+        assert_eq!(solve(&nodes, 3, 6), solve(&renamed, 3, 6));
     }
 }
 
