@@ -5,6 +5,7 @@
 mod cluster;
 mod dataset;
 mod load;
+mod refusals;
 mod table;
 
 use std::fmt::Debug;
@@ -21,6 +22,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 use tokio::sync::watch;
 
+use self::refusals::Refusals;
 use crate::api::ApiError;
 use crate::execute::{ExecuteError, Executor};
 use crate::metrics::{Metrics, ReconcileLabels};
@@ -70,6 +72,7 @@ struct Context {
     name: &'static str,
     kind: &'static str,
     failures: std::sync::Mutex<std::collections::HashMap<String, u32>>,
+    refusals: Refusals,
 }
 
 /// Runs all controllers until `stop`.
@@ -93,6 +96,7 @@ impl Context {
             name,
             kind,
             failures: Default::default(),
+            refusals: Refusals::default(),
         })
     }
 

@@ -1,8 +1,7 @@
 //! ChainTable: observe, plan, execute. A refused push is remembered until the next reconcile, where
 //! it becomes a condition.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crds::ChainTable;
@@ -21,9 +20,6 @@ use crate::{observe, plan};
 
 type Meta = PartialObjectMeta<ChainTable>;
 
-/// The manager's last refusal of each table, by uid.
-static REFUSALS: Mutex<Option<HashMap<String, String>>> = Mutex::new(None);
-
 pub(super) async fn run(shared: &Shared, stop: watch::Receiver<bool>) {
     let tables = Api::<Meta>::all(shared.client.clone());
     let controller = Controller::new(tables, watcher::Config::default());
@@ -34,13 +30,13 @@ pub(super) async fn run(shared: &Shared, stop: watch::Receiver<bool>) {
 async fn reconcile(object: Arc<Meta>, context: Arc<Context>) -> Result<Next, ReconcileError> {
     let regarding = object.object_ref(&());
     let Some(table) = context.read::<ChainTable>(&regarding).await? else {
+        context.refusals.remember(&regarding, None);
         return Ok(Next::await_change());
     };
-    let uid = table.uid().unwrap_or_default();
     let namespace = table.namespace().unwrap_or_default();
     let host = format!("{}-meta.{namespace}.svc:{META_ADMIN_PORT}", table.spec.cluster_ref.name);
     let manager = observe::manager(&host).await;
-    let view = TableView { table, manager, refusal: refusal(&uid) };
+    let view = TableView { table, manager, refusal: context.refusals.of(&regarding) };
     let env = context.env();
     // The search for a design takes up to two seconds of CPU: not on the runtime's own threads.
     let planned = tokio::task::spawn_blocking(move || plan::table::plan(&view, &env)).await;
@@ -53,26 +49,12 @@ async fn reconcile(object: Arc<Meta>, context: Arc<Context>) -> Result<Next, Rec
     };
     match context.finish(&planned, &regarding).await {
         Err(ReconcileError::Execute(ExecuteError::Refused(why))) => {
-            remember(&uid, Some(why.clone()));
+            context.refusals.remember(&regarding, Some(why.clone()));
             Err(ExecuteError::Refused(why).into())
         }
         other => {
-            remember(&uid, None);
+            context.refusals.remember(&regarding, None);
             other
         }
-    }
-}
-
-fn refusal(uid: &str) -> Option<String> {
-    let refusals = REFUSALS.lock().unwrap_or_else(PoisonError::into_inner);
-    refusals.as_ref()?.get(uid).cloned()
-}
-
-fn remember(uid: &str, why: Option<String>) {
-    let mut refusals = REFUSALS.lock().unwrap_or_else(PoisonError::into_inner);
-    let map = refusals.get_or_insert_default();
-    match why {
-        Some(why) => drop(map.insert(uid.to_owned(), why)),
-        None => drop(map.remove(uid)),
     }
 }
