@@ -24,10 +24,21 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Stops the operator and releases every Dataset.
 ///
 /// # Errors
-/// The API server refuses, or the operator's pods do not end.
+/// The API server refuses, the operator's pods do not end, or the process is asked to stop: it is
+/// the first of its container, which the kernel lets ignore a signal that it does not handle.
 pub async fn retire(args: RetireArgs) -> anyhow::Result<()> {
+    let mut stop = rpc::shutdown::on_signal().context("watch for signals")?;
+    tokio::select! {
+        done = release(&args) => done,
+        () = rpc::shutdown::stopped(&mut stop) => bail!(
+            "asked to stop before every Dataset was released: run it again, or remove the finalizer {FINALIZER_DATASET} of each Dataset"
+        ),
+    }
+}
+
+async fn release(args: &RetireArgs) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("reach the API server")?;
-    stop_operator(&client, &args).await?;
+    stop_operator(&client, args).await?;
     let datasets = api::cluster_wide(&client, "Dataset")?;
     let found = datasets.list_metadata(&ListParams::default()).await.context("list datasets")?;
     let held = |d: &kube::core::PartialObjectMeta<kube::api::DynamicObject>| {
