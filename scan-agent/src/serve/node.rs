@@ -18,6 +18,10 @@ const MAX_LINE: u64 = 1 << 20;
 /// Pause before connecting again: the plugin binds the socket when it publishes a volume.
 const RECONNECT: Duration = Duration::from_millis(300);
 
+/// The first line of a conversation. The messages are those of `handover` in the crate keeper, as far as the agent needs
+/// them.
+const HELLO: &[u8] = b"{\"hello\":{\"version\":1,\"role\":\"scan\"}}\n";
+
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 enum Message {
@@ -83,7 +87,7 @@ async fn converse(
     is_complete: &watch::Sender<bool>,
 ) -> std::io::Result<()> {
     let (read, mut write) = stream.into_split();
-    write.write_all(b"{\"hello\":{\"version\":1,\"role\":\"scan\"}}\n").await?;
+    write.write_all(HELLO).await?;
     for dataset in datasets.all() {
         if let Some(failure) = dataset.failure() {
             let status = Status { volume: dataset.volume.clone(), failure: Some(failure) };
@@ -154,6 +158,7 @@ fn encode(status: &Status) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use keeper::handover;
     use source::{Failure, Reason};
     use tokio::net::UnixListener;
 
@@ -161,6 +166,84 @@ mod tests {
         "namespace":"ml","readOnly":true,"format":"Vortex","uid":1,"gid":1,"generation":1,
         "recordedInit":null,"source":{"s3":{"uri":"s3://b/p","endpoint":"http://127.0.0.1:1",
         "credentials":{"accessKeyId":"a","secretAccessKey":"b"}}},"last":true}}"#;
+
+    /// As the node plugin writes it, with everything that it knows.
+    fn plugin_line(message: &handover::FromNode) -> Vec<u8> {
+        serde_json::to_vec(message).unwrap()
+    }
+
+    fn plugin_volume(name: &str, format: &str, last: bool) -> handover::FromNode {
+        let keys = serde_json::json!({"accessKeyId": "a", "secretAccessKey": "b"});
+        let s3 = serde_json::json!({"uri": "s3://b/p", "endpoint": "http://127.0.0.1:1",
+            "credentials": keys});
+        handover::FromNode::Volume(Box::new(handover::Volume {
+            name: name.into(),
+            mount_path: Some(format!("/data/{name}/")),
+            dataset: format!("dataset-{name}"),
+            namespace: "ml".into(),
+            read_only: true,
+            format: format.into(),
+            source: serde_json::json!({ "s3": s3 }),
+            uid: 1,
+            gid: 1,
+            generation: 1,
+            recorded_init: None,
+            recorded_reply: None,
+            mount_id: 7,
+            unkept: false,
+            last,
+        }))
+    }
+
+    #[tokio::test]
+    async fn what_the_node_plugin_writes_is_understood() {
+        let (datasets, _changes) = Datasets::new();
+        let (complete, completed) = watch::channel(false);
+        let hear = |message| handle(&plugin_line(&message), &datasets, &complete);
+        hear(plugin_volume("rows", "Vortex", false));
+        assert!(!*completed.borrow());
+        let dataset = datasets.find("/data/rows").expect("found by mount path");
+        assert_eq!((&*dataset.name, &*dataset.volume), ("dataset-rows", "rows"));
+        hear(plugin_volume("plain", "Files", true));
+        assert!(*completed.borrow() && datasets.find("plain").is_none());
+
+        let fresh = handover::FromNode::Credentials(handover::Credentials {
+            volume: "rows".into(),
+            access_key_id: "id".into(),
+            secret_access_key: "secret".into(),
+            session_token: Some("token".into()),
+        });
+        let Message::Credentials(new) = serde_json::from_slice(&plugin_line(&fresh)).unwrap()
+        else {
+            panic!("{fresh:?} is taken for a volume");
+        };
+        let keys = new.credentials;
+        assert_eq!((&*new.volume, &*keys.access_key_id), ("rows", "id"));
+        assert_eq!(
+            (&*keys.secret_access_key, keys.session_token.as_deref()),
+            ("secret", Some("token"))
+        );
+    }
+
+    #[test]
+    fn what_is_written_is_what_the_node_plugin_understands() {
+        let understood =
+            |line: &[u8]| serde_json::from_slice::<handover::FromSidecar>(line).unwrap();
+        let hello = handover::Hello { version: handover::VERSION, role: handover::Role::Scan };
+        assert_eq!(understood(HELLO), handover::FromSidecar::Hello(hello));
+        let good = Status { volume: "rows".into(), failure: None };
+        let said =
+            handover::Status { volume: "rows".into(), ok: true, reason: None, message: None };
+        assert_eq!(understood(&encode(&good)), handover::FromSidecar::Status(said));
+        for reason in Reason::ALL {
+            let failure = Some(Failure::new(reason, "list s3://b/p"));
+            let status = understood(&encode(&Status { volume: "rows".into(), failure }));
+            let handover::FromSidecar::Status(status) = status else { panic!("{status:?}") };
+            assert_eq!((&*status.volume, status.ok), ("rows", false));
+            assert_eq!(status.reason, Some(reason.to_string()));
+            assert!(status.message.unwrap().starts_with("scan: list s3://b/p; "));
+        }
+    }
 
     #[tokio::test]
     async fn volumes_come_in_and_health_goes_out() {
