@@ -1,7 +1,7 @@
 //! `scan-agent make-data`: rows that anybody can make again, and their digests.
 //!
 //! Every value is a function of (seed, column, row), so that a second program, in another language,
-//! can write the same table without a shared file: `lampyris.made` in the Python package does.
+//! can write the same table without a shared file: `python/tools/make_data.py` does.
 //!
 //! `mix(n)` is splitmix64's output function of `n`; the stream of column `c` at row `r` is
 //! `word(c, r) = mix(seed * 0x9E3779B97F4A7C15 + c * 0xD1B54A32D192ED03 + r * 0x8CB92BA72F3D8DD7)`, wrapping.
