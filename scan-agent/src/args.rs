@@ -3,6 +3,7 @@
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
@@ -43,6 +44,10 @@ struct Serve {
     /// A dataset outside Kubernetes: NAME=PATH of a directory or file. May be repeated.
     #[arg(long, value_name = "NAME=PATH", value_parser = parse_local)]
     dataset: Vec<(String, PathBuf)>,
+    /// How long scans may go on after SIGTERM; less than the 30 s after which Kubernetes kills the pod. A second
+    /// SIGTERM ends them at once.
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    drain_seconds: u64,
 }
 
 #[derive(Debug, ClapArgs)]
@@ -150,11 +155,13 @@ fn dispatch(command: Command, runtime: &tokio::runtime::Runtime) -> anyhow::Resu
                 private_dir: existing(args.private_dir, "--private-dir")?,
                 app_dir: existing(args.app_dir, "--app-dir")?,
                 local: args.dataset,
+                drain: Duration::from_secs(args.drain_seconds),
             };
             runtime.block_on(serve::run(config)).map(|()| ExitCode::SUCCESS)
         }
         Command::Inspect(args) => {
-            inspect::run(&args.source.text()?, args.source.keys(), io, &args.result)
+            let (text, keys) = (args.source.text()?, args.source.keys());
+            runtime.block_on(inspect::run(text, keys, &args.result))
         }
         Command::Load(args) => {
             let (text, keys) = (args.source.text()?, args.source.keys());

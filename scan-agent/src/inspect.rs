@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use anyhow::Context;
+use rpc::shutdown::stopped;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use source::{Credentials, Failure, Object, Reason, Source, SourceConfig};
@@ -59,29 +61,47 @@ pub struct Report {
     pub column_list: Vec<String>,
 }
 
-/// Inspects and writes the result; the exit code says whether it was good.
-pub fn run(
+/// Inspects and writes the result; the exit code says whether it was good. SIGTERM ends it at once.
+pub async fn run(
+    config: String,
+    keys: Result<Option<Credentials>, Failure>,
+    result: &Path,
+) -> anyhow::Result<ExitCode> {
+    let mut stop = rpc::shutdown::on_signal().context("install signal handlers")?;
+    let io = Handle::current();
+    let looking = tokio::task::spawn_blocking(move || look(&config, keys, &io));
+    let (text, is_good) = tokio::select! {
+        looked = looking => match looked.context("inspect")? {
+            Ok(report) => (serde_json::json!({ "ok": report }), true),
+            Err(failure) => (serde_json::json!({ "error": failure }), false),
+        },
+        () = stopped(&mut stop) => (interrupted("the dataset was not inspected to the end"), false),
+    };
+    write_result(&text, result)?;
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn look(
     config: &str,
     keys: Result<Option<Credentials>, Failure>,
     io: &Handle,
-    result: &Path,
-) -> anyhow::Result<ExitCode> {
-    let outcome = keys.and_then(|keys| {
-        let bad = |e| Failure::new(Reason::StoreUnavailable, format!("parse --config: {e}"));
-        let config: Config = serde_json::from_str(config).map_err(bad)?;
-        config.source.validate()?;
-        let source = source::open(&crate::args::with_keys(config.source, keys))?;
-        match config.format {
-            Format::Vortex => inspect(&source, io),
-            Format::Files => count(source.as_ref(), io),
-        }
-    });
-    let text = match &outcome {
-        Ok(report) => serde_json::json!({ "ok": report }),
-        Err(failure) => serde_json::json!({ "error": failure }),
-    };
-    write_result(&text, result)?;
-    Ok(if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+) -> Result<Report, Failure> {
+    let bad = |e| Failure::new(Reason::StoreUnavailable, format!("parse --config: {e}"));
+    let keys = keys?;
+    let config: Config = serde_json::from_str(config).map_err(bad)?;
+    config.source.validate()?;
+    let source = source::open(&crate::args::with_keys(config.source, keys))?;
+    match config.format {
+        Format::Vortex => inspect(&source, io),
+        Format::Files => count(source.as_ref(), io),
+    }
+}
+
+/// The result of a Job that was asked to end: nothing is wrong with the dataset.
+pub(crate) fn interrupted(how_far: &str) -> serde_json::Value {
+    let message = format!("ended by SIGTERM: {how_far}");
+    tracing::warn!(message, "interrupted");
+    serde_json::json!({"error": {"reason": "Interrupted", "message": message}})
 }
 
 /// Writes one JSON object to standard output and to `path` if it can be written.

@@ -16,7 +16,8 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use cluster::Cluster;
-use s3_server::{KEY, SECRET, Server, free_port};
+use s3_server::process::own_port;
+use s3_server::{KEY, SECRET, Server};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use source::{ClusterConfig, Source, SourceConfig, StoreSource};
@@ -32,14 +33,16 @@ fn agent(command: &str, config: &Value, keys: Option<&Path>, more: &[&str]) -> C
     if let Some(keys) = keys {
         agent.arg("--credentials-dir").arg(keys);
     }
-    agent.args(more).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
+    agent.args(more).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     agent.spawn().unwrap()
 }
 
 async fn ends(child: Child) -> (bool, Value) {
     let done = tokio::time::timeout(DEADLINE, child.wait_with_output()).await;
     let output = done.expect("the agent hangs").unwrap();
-    (output.status.success(), serde_json::from_slice(&output.stdout).unwrap())
+    let result = serde_json::from_slice(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    (output.status.success(), result.unwrap_or_else(|error| panic!("{error}: {said}")))
 }
 
 async fn load(from: &Value, to: &str, manager: &str, keys: Option<&Path>) -> (bool, Value) {
@@ -173,7 +176,7 @@ async fn what_stops_a_load_is_named_in_its_result() {
     let (good, bad) = (secret(SECRET), secret("wrong"));
     let empty = tempfile::tempdir().unwrap();
     s3.put("d/a", "x").await;
-    let nobody = format!("127.0.0.1:{}", free_port());
+    let nobody = format!("127.0.0.1:{}", own_port());
     let cases = [
         ("s3://train/d", bad.path(), "InvalidCredentials"),
         ("s3://train/d", empty.path(), "InvalidCredentials"),
@@ -190,7 +193,10 @@ async fn what_stops_a_load_is_named_in_its_result() {
     }
 }
 
-/// An S3 server whose one object never comes, so that a load stands still while it is looked at.
+/// Bytes of the object of [`stuck_server`]: its second piece never comes.
+const STUCK_SIZE: usize = (4 << 20) + 1000;
+
+/// An S3 server of one object whose end never comes, so that a load stands still while it is looked at.
 async fn stuck_server() -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -199,22 +205,46 @@ async fn stuck_server() -> u16 {
             tokio::spawn(async move {
                 let mut request = [0; 4096];
                 let count = stream.read(&mut request).await.unwrap_or(0);
-                if !String::from_utf8_lossy(&request[..count]).contains("list-type=2") {
+                let request = String::from_utf8_lossy(&request[..count]).into_owned();
+                if !request.contains("list-type=2") && !request.contains("bytes=0-") {
                     return std::future::pending().await;
                 }
-                let body = "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>d/a</Key>\
-                    <LastModified>2026-11-30T00:00:00.000Z</LastModified><ETag>\"e\"</ETag>\
-                    <Size>1000</Size></Contents></ListBucketResult>";
-                let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", body.len());
-                let _ = stream.write_all((head + body).as_bytes()).await;
+                let _ = stream.write_all(&stuck_answer(request.contains("list-type=2"))).await;
             });
         }
     });
     port
 }
 
+fn stuck_answer(is_list: bool) -> Vec<u8> {
+    const COMMON: &str = "Connection: close\r\nETag: \"e\"\r\n\
+        Last-Modified: Mon, 30 Nov 2026 00:00:00 GMT\r\n";
+    if is_list {
+        let body = format!(
+            "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>d/a</Key>\
+            <LastModified>2026-11-30T00:00:00.000Z</LastModified><ETag>\"e\"</ETag>\
+            <Size>{STUCK_SIZE}</Size></Contents></ListBucketResult>"
+        );
+        format!("HTTP/1.1 200 OK\r\n{COMMON}Content-Length: {}\r\n\r\n{body}", body.len()).into()
+    } else {
+        let piece = 4 << 20;
+        let head = format!(
+            "HTTP/1.1 206 Partial Content\r\n{COMMON}Content-Length: {piece}\r\n\
+            Content-Range: bytes 0-{}/{STUCK_SIZE}\r\n\r\n",
+            piece - 1
+        );
+        [head.into_bytes(), vec![7; piece]].concat()
+    }
+}
+
+fn terminate(child: &Child) {
+    let pid = i32::try_from(child.id().unwrap()).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn progress_is_shown_while_a_load_runs() {
+async fn a_load_shows_its_progress_and_a_terminated_one_leaves_nothing_half_written() {
     let cluster = Cluster::start();
     drop(cluster.client().await);
     let endpoint = format!("http://127.0.0.1:{}", stuck_server().await);
@@ -222,27 +252,68 @@ async fn progress_is_shown_while_a_load_runs() {
         "from": {"s3": {"uri": "s3://b/d", "endpoint": endpoint}},
         "to": store(&cluster.manager, "/d"),
     });
-    let admin = format!("127.0.0.1:{}", free_port());
+    let admin = format!("127.0.0.1:{}", own_port());
     let running = agent("load", &config, None, &["--admin", &admin]);
     let since = Instant::now();
     let progress = loop {
-        let state = state(&admin).await.unwrap_or_default();
-        if state["progress"]["filesTotal"] == 1 {
+        let state: Value = match get(&admin, "/state").await {
+            Some(answer) => serde_json::from_str(&answer).unwrap(),
+            None => Value::Null,
+        };
+        if state["progress"]["bytesDone"] == 4 << 20 {
             break state["progress"].clone();
         }
         assert!(since.elapsed() < DEADLINE, "no progress at {admin}: {state}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
-    assert_eq!(progress["bytesTotal"], 1000);
-    assert_eq!((&progress["bytesDone"], &progress["percent"]), (&json!(0), &json!(0)));
-    drop(running);
+    assert_eq!((&progress["filesTotal"], &progress["filesDone"]), (&json!(1), &json!(0)));
+    assert_eq!((&progress["bytesTotal"], &progress["percent"]), (&json!(STUCK_SIZE), &json!(99)));
+    assert_eq!(get(&admin, "/readyz").await.as_deref(), Some("ok\n"));
+    let metrics = get(&admin, "/metrics").await.unwrap();
+    for line in [
+        "lampyris_load_copied_files_total 0".to_owned(),
+        format!("lampyris_load_copied_bytes_total {}", 4 << 20),
+        "lampyris_load_dataset_files 1".to_owned(),
+        format!("lampyris_load_dataset_bytes {STUCK_SIZE}"),
+    ] {
+        assert!(metrics.lines().any(|has| has == line), "no {line} in {metrics}");
+    }
+    let target = store_source(&cluster, "/d");
+    let names: Vec<_> = target.list().await.unwrap().into_iter().map(|o| o.path).collect();
+    assert_eq!(names, [".a.loading"]);
+
+    terminate(&running);
+    let asked = Instant::now();
+    let (is_good, result) = ends(running).await;
+    assert!(!is_good && asked.elapsed() < Duration::from_secs(5), "after {:?}", asked.elapsed());
+    assert_eq!(result["error"]["reason"], "Interrupted");
+    assert_eq!(result["error"]["message"], "ended by SIGTERM: 0 of 1 files were copied");
+    assert_eq!(target.list().await.unwrap().len(), 0, "something half-written is left");
 }
 
-async fn state(admin: &str) -> Option<Value> {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_terminated_inspection_ends_at_once_and_says_so() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let from = json!({"s3": {"uri": "s3://b/d", "endpoint": endpoint}});
+    let running = agent("inspect", &json!({"format": "Vortex", "source": from}), None, &[]);
+    // It asks, and gets no answer.
+    let asked = tokio::time::timeout(DEADLINE, listener.accept()).await.unwrap().unwrap();
+    terminate(&running);
+    let since = Instant::now();
+    let (is_good, result) = ends(running).await;
+    assert!(!is_good && since.elapsed() < Duration::from_secs(5), "after {:?}", since.elapsed());
+    let message = "ended by SIGTERM: the dataset was not inspected to the end";
+    assert_eq!(result, json!({"error": {"reason": "Interrupted", "message": message}}));
+    drop(asked);
+}
+
+/// The body of an answer of the admin endpoint.
+async fn get(admin: &str, path: &str) -> Option<String> {
     let mut stream = tokio::net::TcpStream::connect(admin).await.ok()?;
-    let request = "GET /state HTTP/1.1\r\nHost: load\r\nConnection: close\r\n\r\n";
+    let request = format!("GET {path} HTTP/1.1\r\nHost: load\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.ok()?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.ok()?;
-    serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+    Some(answer.split_once("\r\n\r\n")?.1.to_owned())
 }

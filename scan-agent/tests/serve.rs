@@ -14,34 +14,32 @@ mod s3_server;
 use std::io::Write;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use client::Client;
 use cluster::Cluster;
 use ring::fd::{LineReader, send_line};
+use s3_server::process::Process;
 use serde_json::{Value, json};
 use source::SourceConfig;
 
-struct Agent(Child);
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn agent() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_scan-agent"))
 }
 
-fn agent() -> Command {
-    let mut agent = Command::new(env!("CARGO_BIN_EXE_scan-agent"));
-    agent.stdout(Stdio::null()).stderr(Stdio::null());
-    agent
+/// The agent with its sockets and its log in `dir`.
+fn serve(dir: &Path, more: &[&str]) -> Process {
+    let mut command = agent();
+    command.arg("serve").arg("--private-dir").arg(dir).arg("--app-dir").arg(dir).args(more);
+    Process::start("scan-agent", command, dir)
 }
 
 /// A data set of a few files; its digests.
 fn make_data(folder: &Path) -> Value {
     let args = ["make-data", "--bytes", "4000000", "--files", "2", "--out"];
-    assert!(agent().args(args).arg(folder).status().unwrap().success());
+    let made = agent().args(args).arg(folder).stdout(Stdio::null()).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     serde_json::from_slice(&std::fs::read(folder.join("digests.json")).unwrap()).unwrap()
 }
 
@@ -56,29 +54,107 @@ fn connect(socket: &Path) -> UnixStream {
     }
 }
 
-/// Scans to the end: what `done` or `error` said.
+/// Scans two columns to the end: what `done` or `error` said.
 fn scan(socket: &Path, dataset: &str, filter: Option<&str>) -> Value {
-    let stream = connect(socket);
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let open = json!({"open": {"version": 1, "dataset": dataset, "columns": ["id", "city"],
-        "where": filter, "batchRows": 500, "slabBytes": 1 << 20}});
-    send_line(&stream, &open.to_string(), &[]).unwrap();
-    let mut reader = LineReader::new();
-    let mut rows = 0;
-    loop {
-        let line = reader.recv_line(&stream).unwrap().expect("the agent went away");
-        let reply: Value = serde_json::from_slice(&line.bytes).unwrap();
-        if let Some(batch) = reply.get("batch") {
-            rows += batch["rows"].as_u64().unwrap();
-            // Refused when this was the last batch: the agent has said all and does not listen any more.
-            let _ = send_line(&stream, &json!({"release": {"id": batch["id"]}}).to_string(), &[]);
-        } else if let Some(done) = reply.get("done") {
-            assert_eq!(done["rows"], rows);
-            return reply;
-        } else if reply.get("error").is_some() {
-            return reply;
+    let columns = json!(["id", "city"]);
+    Scan::open(socket, &json!({"dataset": dataset, "columns": columns, "where": filter})).end()
+}
+
+/// A scan, seen from the client.
+struct Scan {
+    stream: UnixStream,
+    reader: LineReader,
+}
+
+impl Scan {
+    fn open(socket: &Path, what: &Value) -> Self {
+        let stream = connect(socket);
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut open = json!({"version": 1, "batchRows": 500, "slabBytes": 1 << 20});
+        open.as_object_mut().unwrap().extend(what.as_object().unwrap().clone());
+        // An agent that takes nobody may have said so and closed already.
+        let _ = send_line(&stream, &json!({ "open": open }).to_string(), &[]);
+        Self { stream, reader: LineReader::new() }
+    }
+
+    fn hear(&mut self) -> Value {
+        let line = self.reader.recv_line(&self.stream).unwrap().expect("the agent went away");
+        serde_json::from_slice(&line.bytes).unwrap()
+    }
+
+    /// Takes every row: what `done` or `error` said.
+    fn end(mut self) -> Value {
+        let mut rows = 0;
+        loop {
+            let reply = self.hear();
+            if let Some(batch) = reply.get("batch") {
+                rows += batch["rows"].as_u64().unwrap();
+                // Refused when this was the last batch: the agent has said all and does not listen any more.
+                let release = json!({"release": {"id": batch["id"]}}).to_string();
+                let _ = send_line(&self.stream, &release, &[]);
+            } else if let Some(done) = reply.get("done") {
+                assert_eq!(done["rows"], rows);
+                return reply;
+            } else if reply.get("error").is_some() {
+                return reply;
+            }
         }
     }
+}
+
+fn ends(agent: &mut Process) -> ExitStatus {
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(status) = agent.child().try_wait().unwrap() {
+            return status;
+        }
+        assert!(Instant::now() < until, "the agent does not end");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// An agent with a scan whose rows do not fit into its ring, that is asked to end and refuses new scans.
+fn draining(dir: &Path) -> (Process, Scan, Value) {
+    let folder = dir.join("data");
+    let digests = make_data(&folder);
+    let dataset = format!("made={}", folder.display());
+    let mut agent = serve(dir, &["--dataset", &dataset, "--drain-seconds", "600"]);
+    let (socket, made) = (dir.join("scan.sock"), json!({"dataset": "made"}));
+    let mut running = Scan::open(&socket, &made);
+    assert_eq!(running.hear()["opened"]["files"], 2);
+    terminate(&mut agent);
+    let until = Instant::now() + Duration::from_secs(20);
+    loop {
+        let reply = Scan::open(&socket, &made).hear();
+        if reply["error"]["reason"] == "Stopping" {
+            return (agent, running, digests);
+        }
+        assert!(Instant::now() < until, "the agent takes new scans: {reply}");
+    }
+}
+
+fn terminate(agent: &mut Process) {
+    let pid = rustix::process::Pid::from_child(agent.child());
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+}
+
+#[test]
+fn an_agent_that_is_asked_to_end_lets_a_scan_end_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut agent, running, digests) = draining(dir.path());
+    assert_eq!(running.end()["done"]["rows"], digests["rows"]);
+    let status = ends(&mut agent);
+    assert!(status.success(), "{status}");
+}
+
+#[test]
+fn an_agent_that_is_asked_twice_ends_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut agent, _running, _) = draining(dir.path());
+    terminate(&mut agent);
+    let status = ends(&mut agent);
+    assert!(status.success(), "{status}");
+    assert!(agent.said().contains("scans are cut"), "{}", agent.said());
 }
 
 async fn copy(client: &Client, folder: &Path, into: &str) {
@@ -114,9 +190,7 @@ async fn rows_of_s3_and_of_the_store_are_scanned_and_filters_skip_bytes() {
     let in_store = json!({"cluster": {"manager": cluster.manager, "path": "/datasets/set"}});
 
     let plugin = UnixListener::bind(dir.path().join("node.sock")).unwrap();
-    let mut serve = agent();
-    serve.arg("serve").arg("--private-dir").arg(dir.path()).arg("--app-dir").arg(dir.path());
-    let _agent = Agent(serve.spawn().unwrap());
+    let _agent = serve(dir.path(), &[]);
     let (mut plugin, _) = plugin.accept().unwrap();
     let said = [
         volume("s3", &on_s3, false),

@@ -6,7 +6,8 @@ mod s3_server;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use s3_server::{KEY, SECRET, free_port, server};
+use s3_server::process::own_port;
+use s3_server::{KEY, SECRET, server};
 use source::{Credentials, Failure, Reason, S3Source, Source};
 
 #[test]
@@ -96,7 +97,7 @@ async fn an_untrusted_certificate_and_a_closed_port_are_told_apart() {
     config.ca_bundle = None;
     let failure = S3Source::new(&config).unwrap().list().await.unwrap_err();
     assert_eq!(failure.reason, Reason::TlsFailed, "{failure}");
-    config.endpoint = format!("https://127.0.0.1:{}", free_port());
+    config.endpoint = format!("https://127.0.0.1:{}", own_port());
     let started = Instant::now();
     let failure = S3Source::new(&config).unwrap().list().await.unwrap_err();
     assert_eq!(failure.reason, Reason::EndpointUnreachable, "{failure}");

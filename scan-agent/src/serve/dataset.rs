@@ -5,6 +5,7 @@
 //! node plugin, which tells the user.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use source::{Credentials, Failure, Object, Reason, Source, SourceConfig};
@@ -33,6 +34,7 @@ pub struct Dataset {
     pub footers: FooterCache,
     config: Option<SourceConfig>,
     failure: Mutex<Option<Failure>>,
+    was_due: AtomicBool,
 }
 
 /// A dataset's health after a change.
@@ -112,6 +114,16 @@ impl Datasets {
         all.values().map(Arc::clone).collect()
     }
 
+    /// Those to look at now: each once, and `again` those that fail.
+    pub fn due(&self, again: bool) -> Vec<Arc<Dataset>> {
+        let mut all = self.all();
+        all.retain(|dataset| {
+            let is_new = !dataset.was_due.swap(true, Ordering::Relaxed);
+            is_new || (again && dataset.failure().is_some())
+        });
+        all
+    }
+
     /// Records how a use of the dataset ended; a change is told.
     pub fn report(&self, dataset: &Dataset, failure: Option<&Failure>) {
         let mut known = dataset.failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -160,6 +172,7 @@ impl Dataset {
             footers: FooterCache::default(),
             config,
             failure: Mutex::default(),
+            was_due: AtomicBool::new(false),
         }
     }
 
@@ -196,4 +209,24 @@ pub fn vortex_objects(source: &dyn Source, io: &Handle) -> Result<Vec<Object>, F
         return Err(Failure::new(Reason::ObjectNotFound, message));
     }
     Ok(objects)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use source::DirSource;
+
+    #[test]
+    fn every_dataset_that_replaces_another_is_due_once() {
+        let (datasets, _changes) = Datasets::new();
+        for nth in 0..100 {
+            // Where the last but one was in memory, very likely.
+            datasets.put_source("made", Arc::new(DirSource::new("/nonexistent")));
+            assert_eq!(datasets.due(false).len(), 1, "the {nth}th");
+            assert_eq!((datasets.due(false).len(), datasets.due(true).len()), (0, 0));
+        }
+        let dataset = datasets.find("made").unwrap();
+        datasets.report(&dataset, Some(&Failure::new(Reason::AccessDenied, "list")));
+        assert_eq!((datasets.due(false).len(), datasets.due(true).len()), (0, 1));
+    }
 }

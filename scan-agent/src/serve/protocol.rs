@@ -126,7 +126,7 @@ pub struct Done {
 /// Why a scan failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReply {
-    /// A [`Reason`], or `InvalidRequest`, `DatasetUnknown`, `Busy`.
+    /// A [`Reason`], or `InvalidRequest`, `DatasetUnknown`, `Busy`, `Stopping`.
     pub reason: String,
     /// For people.
     pub message: String,
@@ -180,6 +180,18 @@ impl ErrorReply {
     /// The client's own mistake.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self { reason: "InvalidRequest".into(), message: message.into(), position: None }
+    }
+
+    /// There are as many scans as there may be.
+    pub fn busy(most: u32) -> Self {
+        let message = format!("{most} scans are running, the most at once; scan again later");
+        Self { reason: "Busy".into(), message, position: None }
+    }
+
+    /// The agent has been asked to end.
+    pub fn stopping() -> Self {
+        let message = "the agent is ending and takes no new scans; scan again later".into();
+        Self { reason: "Stopping".into(), message, position: None }
     }
 }
 

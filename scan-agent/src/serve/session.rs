@@ -13,6 +13,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 use ring::fd::{LineReader, send_line};
 use source::{Failure, Object, Reason};
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 
 use super::dataset::{Dataset, Datasets};
 use super::layout::Layout;
@@ -39,14 +40,14 @@ pub(super) struct Shared {
     pub(super) io: Handle,
     /// Counters.
     pub(super) metrics: Metrics,
+    /// True once the process is asked to end: no scan begins then.
+    pub(super) stop: watch::Receiver<bool>,
 }
 
-/// Tells a client that there are as many as there may be.
-pub(super) fn refuse(stream: &UnixStream, most: usize) {
-    let message = format!("{most} scans are running, the most at once; scan again later");
-    let busy = ErrorReply { reason: "Busy".into(), message, position: None };
+/// Tells a client why it is not served.
+pub(super) fn refuse(stream: &UnixStream, why: ErrorReply) {
     // The client may be gone already.
-    let _ = send(stream, &Reply::Error(busy));
+    let _ = send(stream, &Reply::Error(why));
 }
 
 /// Serves one client to the end. Blocks.
@@ -68,6 +69,7 @@ fn converse(shared: &Shared, stream: &UnixStream) -> Result<(), ErrorReply> {
         return Ok(());
     };
     match Request::parse(&line.bytes)? {
+        Request::Open(_) if *shared.stop.borrow() => Err(ErrorReply::stopping()),
         Request::Open(open) => scan(shared, stream, reader, &open),
         Request::Release { .. } => Err(ErrorReply::invalid("release before open")),
         Request::Datasets {} => {

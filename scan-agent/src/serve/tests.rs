@@ -1,5 +1,4 @@
-use std::os::unix::net::UnixStream;
-use std::thread;
+use std::future::{pending, ready};
 
 use ring::fd::{LineReader, send_line};
 use tokio::runtime::Runtime;
@@ -8,9 +7,16 @@ use super::protocol::{Reply, Request};
 use super::*;
 
 fn shared(io: &Runtime, path: &Path) -> Arc<Shared> {
+    stoppable(io, path).0
+}
+
+/// With the switch that asks everything to end.
+fn stoppable(io: &Runtime, path: &Path) -> (Arc<Shared>, watch::Sender<bool>) {
     let (datasets, _changes) = Datasets::new();
     datasets.put_source("made", Arc::new(DirSource::new(path)));
-    Arc::new(Shared { datasets, io: io.handle().clone(), metrics: Metrics::default() })
+    let (io, metrics) = (io.handle().clone(), Metrics::default());
+    let (switch, stop) = watch::channel(false);
+    (Arc::new(Shared { datasets, io, metrics, stop }), switch)
 }
 
 fn receive(reader: &mut LineReader, stream: &UnixStream) -> (Reply, usize) {
@@ -77,12 +83,10 @@ fn a_client_that_dies_with_a_full_ring_ends_its_session() {
 #[test]
 fn one_client_too_many_is_told_so_and_is_served_when_another_is_gone() {
     let (io, dir) = (io(), tempfile::tempdir().unwrap());
-    let shared = shared(&io, dir.path());
+    let (shared, stop) = stoppable(&io, dir.path());
     let path = dir.path().join("scan.sock");
-    let (stop, stopped) = watch::channel(false);
     let listener = io.block_on(async { bind(&path).unwrap() });
-    let served = Arc::clone(&shared);
-    let accepting = io.spawn(async move { accept(&listener, &served, stopped).await });
+    let accepting = io.spawn(async move { accept(&listener, &shared, pending()).await });
     let ask = || {
         let stream = UnixStream::connect(&path).unwrap();
         // The one that is refused may be so before it has said anything.
@@ -103,6 +107,64 @@ fn one_client_too_many_is_told_so_and_is_served_when_another_is_gone() {
     drop(clients);
     stop.send_replace(true);
     io.block_on(accepting).unwrap();
+}
+
+#[test]
+fn a_scan_that_runs_may_end_while_new_ones_are_refused() {
+    let (io, dir) = (io(), tempfile::tempdir().unwrap());
+    crate::make_data::synthetic(4 << 20, 1, 1, dir.path()).unwrap();
+    let (shared, stop) = stoppable(&io, dir.path());
+    let path = dir.path().join("scan.sock");
+    let listener = io.block_on(async { bind(&path).unwrap() });
+    let served = Arc::clone(&shared);
+    let accepting = io.spawn(async move { accept(&listener, &served, pending()).await });
+    let open = r#"{"open":{"version":1,"dataset":"made","batchRows":100,"slabBytes":1048576}}"#;
+    let refused = |stream: &UnixStream| match receive(&mut LineReader::new(), stream).0 {
+        Reply::Error(error) => assert_eq!(error.reason, "Stopping"),
+        other => panic!("{other:?}"),
+    };
+    let running = UnixStream::connect(&path).unwrap();
+    send_line(&running, open, &[]).unwrap();
+    let mut reader = LineReader::new();
+    assert!(matches!(receive(&mut reader, &running).0, Reply::Opened(_)));
+    let silent = UnixStream::connect(&path).unwrap();
+    let until = std::time::Instant::now() + Duration::from_secs(20);
+    while shared.metrics.sessions.get() < 2 {
+        assert!(std::time::Instant::now() < until, "the second client is not taken");
+        thread::yield_now();
+    }
+
+    stop.send_replace(true);
+    send_line(&silent, open, &[]).unwrap();
+    refused(&silent);
+    // Refused before it has said anything.
+    refused(&UnixStream::connect(&path).unwrap());
+    assert!(!accepting.is_finished(), "a scan still runs");
+    let mut rows = 0;
+    loop {
+        match receive(&mut reader, &running).0 {
+            Reply::Batch(batch) => {
+                rows += batch.rows as u64;
+                let release = serde_json::to_string(&Request::Release { id: batch.id }).unwrap();
+                // Refused after the last batch.
+                let _ = send_line(&running, &release, &[]);
+            }
+            Reply::Done(done) => break assert_eq!((rows, done.rows), ((4 << 20) / 3120, rows)),
+            other => panic!("{other:?}"),
+        }
+    }
+    io.block_on(accepting).unwrap();
+}
+
+#[test]
+fn a_scan_that_does_not_end_is_cut_at_the_limit() {
+    let (io, dir) = (io(), tempfile::tempdir().unwrap());
+    let (shared, stop) = stoppable(&io, dir.path());
+    let path = dir.path().join("scan.sock");
+    let listener = io.block_on(async { bind(&path).unwrap() });
+    let _silent = UnixStream::connect(&path).unwrap();
+    stop.send_replace(true);
+    io.block_on(accept(&listener, &shared, ready(())));
 }
 
 #[test]

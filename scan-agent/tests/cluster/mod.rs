@@ -9,12 +9,14 @@
 )]
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use client::{Client, ClientOptions};
+
+use crate::s3_server::process::{Process, own_port};
 
 fn binary(name: &str) -> PathBuf {
     let here = std::env::current_exe().unwrap();
@@ -23,35 +25,6 @@ fn binary(name: &str) -> PathBuf {
     let path = directory.join(name);
     assert!(path.exists(), "{} is missing: build meta and storage-node first", path.display());
     path
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-/// A process that dies with the test.
-#[derive(Debug)]
-pub(crate) struct Process(Child);
-
-impl Process {
-    fn start(name: &str, args: &[String]) -> Self {
-        let mut command = Command::new(binary(name));
-        command.args(args).stdout(Stdio::null()).stderr(Stdio::null());
-        Self(command.spawn().unwrap())
-    }
-
-    /// Ends it as a crash would.
-    pub(crate) fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// A cluster that dies with the test.
@@ -93,7 +66,7 @@ impl Cluster {
     /// Starts the processes and declares the chains.
     pub(crate) fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (rpc, admin) = (free_port(), free_port());
+        let (rpc, admin) = (own_port(), own_port());
         let manager = format!("127.0.0.1:{rpc}");
         let data = |name: &str| directory.path().join(name).display().to_string();
         let args = |flags: &[(&str, String)]| {
@@ -106,7 +79,12 @@ impl Cluster {
         let admin = format!("127.0.0.1:{admin}");
         let meta_flags =
             [("data", data("meta")), ("listen", manager.clone()), ("admin", admin.clone())];
-        let meta = Process::start("meta", &args(&meta_flags));
+        let start = |program: &str, name: &str, flags: &[(&str, String)]| {
+            let mut command = Command::new(binary(program));
+            command.args(args(flags));
+            Process::start(name, command, directory.path())
+        };
+        let meta = start("meta", "meta", &meta_flags);
         let storage = (10_001..=10_003).map(|node| {
             let any = "127.0.0.1:0".to_owned();
             let flags = [
@@ -118,7 +96,7 @@ impl Cluster {
                 ("admin", any),
             ];
             std::fs::create_dir_all(data(&node.to_string())).unwrap();
-            Process::start("storage-node", &args(&flags))
+            start("storage-node", &format!("storage-{node}"), &flags)
         });
         let storage = storage.collect();
         let body = table();

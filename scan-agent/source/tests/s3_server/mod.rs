@@ -9,10 +9,12 @@
     reason = "shared by tests, each of which uses a part; a test fails by panicking"
 )]
 
+pub(crate) mod process;
+
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -22,6 +24,8 @@ use object_store::{Certificate, ClientOptions, ObjectStoreExt, path::Path};
 use source::{Credentials, S3Config, S3Source, SourceConfig};
 use tempfile::TempDir;
 
+use process::{Process, own_port};
+
 /// The access key id of its administrator, who may do everything.
 pub(crate) const KEY: &str = "test-key";
 /// The secret of [`KEY`].
@@ -30,20 +34,13 @@ pub(crate) const SECRET: &str = "test-secret";
 /// A server that dies with the test.
 #[derive(Debug)]
 pub(crate) struct Server {
-    child: Child,
+    _process: Process,
     binary: PathBuf,
     /// Where it listens, on 127.0.0.1.
     pub(crate) port: u16,
     /// Its certificate.
     pub(crate) ca: String,
     _dir: TempDir,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// The server's binary, or none where the environment says to do without.
@@ -70,11 +67,6 @@ pub(crate) fn choose(wanted: PathBuf, may_skip: bool) -> Result<Option<PathBuf>,
     }
 }
 
-/// A port that nobody listens on.
-pub(crate) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// A server with one bucket, `train`; none where the environment says to skip.
 pub(crate) fn server() -> Option<Server> {
     source::install_crypto_provider();
@@ -93,8 +85,9 @@ pub(crate) fn server() -> Option<Server> {
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
     std::fs::create_dir_all(dir.path().join("data/train")).unwrap();
     std::fs::create_dir(dir.path().join("users")).unwrap();
-    let port = free_port();
-    let child = Command::new(&binary)
+    let port = own_port();
+    let mut command = Command::new(&binary);
+    command
         .args(["--access", KEY, "--secret", SECRET, "--keep-alive", "--quiet"])
         .args(["--port", &format!("127.0.0.1:{port}")])
         .arg("--cert")
@@ -104,12 +97,9 @@ pub(crate) fn server() -> Option<Server> {
         .arg("--iam-dir")
         .arg(dir.path().join("users"))
         .arg("posix")
-        .arg(dir.path().join("data"))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let server = Server { child, binary, port, ca: made.cert.pem(), _dir: dir };
+        .arg(dir.path().join("data"));
+    let process = Process::start("versitygw", command, dir.path());
+    let server = Server { _process: process, binary, port, ca: made.cert.pem(), _dir: dir };
     let deadline = Instant::now() + Duration::from_secs(20);
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
         assert!(Instant::now() < deadline, "versitygw does not listen");
