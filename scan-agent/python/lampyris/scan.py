@@ -3,7 +3,7 @@
 The agent decodes and filters; each batch arrives as a place in memory that this process shares
 with it. What is yielded are views of that memory wherever the format allows. The memory of a batch
 goes back to the agent when the last view of it is garbage: keep only what is needed. A consumer
-that keeps more than half of the ring alive gets copies instead, so it never stalls itself.
+that keeps the lower half of the ring busy gets copies instead, so it never stalls itself.
 """
 
 import collections
@@ -110,7 +110,7 @@ class Scan:
         if self.stats is not None:
             raise StopIteration
         try:
-            reply = self._channel.receive()
+            reply = self._channel.receive(wants=True)
         except BaseException:
             self.close()
             raise
@@ -175,12 +175,17 @@ class _Channel:
         except OSError:
             pass  # The next receive says why.
 
-    def receive(self, kind: Optional[str] = None) -> dict:
+    def receive(self, kind: Optional[str] = None, wants: bool = False) -> dict:
+        """The next reply, or the part of it called ``kind``. With ``wants`` the agent is told when it is waited for."""
         while b"\n" not in self._buffer:
             if len(self._buffer) > _MAX_LINE:
                 raise ScanInterrupted("the agent sent a line that does not end")
             try:
-                data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, 4)
+                try:
+                    data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, 4, socket.MSG_DONTWAIT if wants else 0)
+                except BlockingIOError:
+                    self.send({"want": {}})
+                    data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, 4)
             except OSError as error:
                 raise ScanInterrupted(f"lost the agent: {error}") from error
             self.fds.extend(fds)
@@ -235,29 +240,22 @@ class _Ring:
         self._size = size
         self._map = mmap.mmap(channel.fds[0], size)
         self._whole = np.frombuffer(self._map, dtype=np.uint8)
-        self._held = 0
-        self._returned: Deque[int] = collections.deque()  # Lengths that finalizers gave back.
-        self._lock = threading.Lock()  # Never taken by a finalizer.
+        self.copied = 0  # Batches of which the consumer got a copy.
 
     def take(self, batch: dict) -> "_Batch":
-        """The batch's memory, or a copy of it when half of the ring is held."""
+        """The batch's memory; a copy of it when it lies in the ring's upper half, which must be empty again before
+        the next batch is waited for (scan-agent/src/serve/slab.rs)."""
         start, length = _extent(batch["columns"]), batch["bytes"]
-        with self._lock:
-            while self._returned:
-                self._held -= self._returned.popleft()
-            is_crowded = self._held + length > self._size // 2 and self._held > 0
-            if not is_crowded:
-                self._held += length
-        if is_crowded:
+        if start >= self._size // 2:
             copy = self._whole[start : start + length].copy()
+            self.copied += 1
             self._channel.send({"release": {"id": batch["id"]}})
             return _Batch(_Memory(copy.ctypes.data, length, copy), start)
         memory = _Memory(self._whole.ctypes.data + start, length, self._whole)
-        weakref.finalize(memory, self._give_back, batch["id"], length)
+        weakref.finalize(memory, self._give_back, batch["id"])
         return _Batch(memory, start)
 
-    def _give_back(self, batch_id: int, length: int) -> None:
-        self._returned.append(length)
+    def _give_back(self, batch_id: int) -> None:
         self._channel.send({"release": {"id": batch_id}})
 
 

@@ -1,6 +1,7 @@
 //! Messages of `scan.sock`: one JSON object a line, the ring's memory by SCM_RIGHTS.
 //!
-//! client → agent: `open` once, then `release` for each batch it is done with.
+//! client → agent: `open` once, then `release` for each batch it is done with, and `want` whenever it has read all
+//! that has come and waits for more.
 //! agent → client: `opened` (its first byte carries the memfd), then `batch`es, then `done`; or
 //! `error`, once, at any time. A `datasets` request is answered and ends the conversation.
 
@@ -28,6 +29,8 @@ pub enum Request {
         /// The batch's number.
         id: u64,
     },
+    /// Says that the client waits: it has copied and released what lay in the ring's upper half.
+    Want {},
     /// Asks which datasets there are.
     Datasets {},
 }

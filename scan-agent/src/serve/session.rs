@@ -28,8 +28,6 @@ use crate::schema::Column;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that does not read its socket for this long is gone.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
-/// The part of the ring that one batch may take: the next is made while one is used.
-const BATCH_SHARE: usize = 2;
 
 /// What every session shares.
 #[derive(Debug)]
@@ -71,7 +69,9 @@ fn converse(shared: &Shared, stream: &UnixStream) -> Result<(), ErrorReply> {
     match Request::parse(&line.bytes)? {
         Request::Open(_) if *shared.stop.borrow() => Err(ErrorReply::stopping()),
         Request::Open(open) => scan(shared, stream, reader, &open),
-        Request::Release { .. } => Err(ErrorReply::invalid("release before open")),
+        Request::Release { .. } | Request::Want {} => {
+            Err(ErrorReply::invalid("release or want before open"))
+        }
         Request::Datasets {} => {
             let list = shared.datasets.all();
             let reply = |d: &Arc<Dataset>| DatasetReply {
@@ -191,6 +191,7 @@ fn spawn_releases(
         while let Ok(Some(line)) = reader.recv_line(&stream) {
             match Request::parse(&line.bytes) {
                 Ok(Request::Release { id }) => _ = slab.release(id),
+                Ok(Request::Want {}) => slab.want(),
                 _ => break,
             }
         }
@@ -269,7 +270,7 @@ impl<'a> Sender<'a> {
         let mut rows = rows;
         loop {
             let (layout, nodes) = self.lay_out(rows).map_err(|e| Some(memory(e).into()))?;
-            if layout.bytes() <= self.slab.size() / BATCH_SHARE || rows == 1 {
+            if layout.bytes() <= self.slab.largest() || rows == 1 {
                 return self.send_batch(rows, &layout, nodes);
             }
             rows = rows.div_ceil(2);
@@ -304,8 +305,8 @@ impl<'a> Sender<'a> {
         layout: &Layout,
         columns: Vec<super::protocol::Node>,
     ) -> Result<(), Option<ScanError>> {
-        if layout.bytes() > self.slab.size() {
-            let message = format!("a row of {} bytes exceeds slabBytes", layout.bytes());
+        if layout.bytes() > self.slab.largest() {
+            let message = format!("a row of {} bytes exceeds half of slabBytes", layout.bytes());
             return Err(Some(memory(message).into()));
         }
         let Some(Room { id, offset }) = self.slab.take(layout.bytes()) else {

@@ -1,11 +1,18 @@
 //! The shared ring of one scan: batches are placed in it, and their room returns when the client
 //! releases them or is gone.
 //!
+//! A batch lies in the lower half of the ring, where the client may use it for as long as it likes. When
+//! the client waits for the next one and keeps so much, or in such pieces, that the lower half has no
+//! room, the next one lies in the upper half. What lies there, the client copies and releases before it
+//! waits again. So the upper half is empty whenever the client waits, and any batch fits: a scan never
+//! waits for a batch that its consumer still uses.
+//!
 //! Room is bounded and fixed at the start; a client that does not release stops the scan, nothing
 //! else. The client shares the memory and may scribble over it: that hurts only itself, because
 //! nothing is ever read back from here.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use ring::shm::{Region, ShmError};
@@ -27,6 +34,8 @@ struct Ledger {
     /// Held room by offset.
     held: BTreeMap<usize, Lease>,
     next_id: u64,
+    /// The client waits for a batch.
+    is_wanted: bool,
     is_closed: bool,
 }
 
@@ -66,15 +75,23 @@ impl Slab {
         self.size
     }
 
-    /// Waits for `len` bytes in one piece; none once the client is gone. `len` must not exceed
-    /// [`Slab::size`], or the wait would never end.
+    /// Bytes of the largest batch: half of the ring.
+    pub(super) fn largest(&self) -> usize {
+        self.size / 2
+    }
+
+    /// Waits for `len` bytes in one piece; none once the client is gone, or when `len` exceeds
+    /// [`Slab::largest`], for which the wait would never end.
     pub(super) fn take(&self, len: usize) -> Option<Room> {
+        let (lower, upper) = (0..self.largest(), self.largest()..self.size);
         let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if ledger.is_closed || len > self.size {
+            if ledger.is_closed || len > self.largest() {
                 return None;
             }
-            if let Some(offset) = ledger.first_fit(len, self.size) {
+            let beside = ledger.is_wanted.then(|| ledger.first_fit(len, &upper));
+            if let Some(offset) = ledger.first_fit(len, &lower).or(beside.flatten()) {
+                ledger.is_wanted = false;
                 let id = ledger.next_id;
                 ledger.next_id += 1;
                 ledger.held.insert(offset, Lease { id, len });
@@ -93,6 +110,13 @@ impl Slab {
         ledger.held.len() < before
     }
 
+    /// The client has read every batch that was sent and waits for the next.
+    pub(super) fn want(&self) {
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.is_wanted = true;
+        self.changed.notify_all();
+    }
+
     /// Ends every wait: the client is gone.
     pub(super) fn close(&self) {
         let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
@@ -108,15 +132,15 @@ impl Slab {
 }
 
 impl Ledger {
-    fn first_fit(&self, len: usize, size: usize) -> Option<usize> {
-        let mut start = 0;
-        for (&offset, lease) in &self.held {
+    fn first_fit(&self, len: usize, within: &Range<usize>) -> Option<usize> {
+        let mut start = within.start;
+        for (&offset, lease) in self.held.range(within.clone()) {
             if offset - start >= len {
                 return Some(start);
             }
             start = (offset + lease.len).next_multiple_of(ALIGNMENT);
         }
-        (size.saturating_sub(start) >= len).then_some(start)
+        (within.end.saturating_sub(start) >= len).then_some(start)
     }
 }
 
@@ -133,30 +157,80 @@ mod tests {
 
     #[test]
     fn room_is_aligned_disjoint_and_reused() {
-        let slab = Slab::new(4096).unwrap();
+        let slab = Slab::new(8192).unwrap();
         assert_eq!(offset(&slab, 100), (0, 0));
         assert_eq!(offset(&slab, 1000), (1, 128));
         assert_eq!(offset(&slab, 2900), (2, 1152));
         assert!(slab.release(1));
         assert!(!slab.release(1), "released twice");
         assert_eq!(offset(&slab, 1024), (3, 128));
-        assert!(slab.take(4097).is_none());
+        assert!(slab.take(4097).is_none(), "half of the ring is 4096 bytes");
+    }
+
+    #[test]
+    fn the_next_batch_fits_whatever_a_client_keeps_of_the_lower_half() {
+        let slab = Slab::new(1 << 20).unwrap();
+        let mut random = 1_u64;
+        let mut below = |bound: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % bound
+        };
+        let mut kept: Vec<u64> = Vec::new();
+        for round in 0..10_000 {
+            slab.want();
+            let share = 1 << below(6);
+            let len = usize::try_from(1 + below(slab.largest() as u64 / share)).unwrap();
+            let upper = slab.largest()..slab.size();
+            let is_room = {
+                let ledger = slab.ledger.lock().unwrap();
+                ledger.first_fit(len, &upper).is_some()
+            };
+            assert!(is_room, "round {round}: no room for {len} bytes beside {} kept", kept.len());
+            let (id, at) = offset(&slab, len);
+            if at >= slab.largest() {
+                assert!(slab.release(id));
+            } else {
+                kept.push(id);
+            }
+            // It uses some for long, and lets others go in any order.
+            while !kept.is_empty() && below(3) == 0 {
+                let index = usize::try_from(below(kept.len() as u64)).unwrap();
+                assert!(slab.release(kept.swap_remove(index)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_that_waits_gets_the_upper_half_once() {
+        let slab = Arc::new(Slab::new(8192).unwrap());
+        assert_eq!(offset(&slab, 4000), (0, 0));
+        slab.want();
+        assert_eq!(offset(&slab, 4000), (1, 4096));
+        assert!(slab.release(1));
+        let waiter = Arc::clone(&slab);
+        let waiting = thread::spawn(move || waiter.take(4000));
+        slab.want();
+        assert_eq!(waiting.join().unwrap(), Some(Room { id: 2, offset: 4096 }));
     }
 
     #[test]
     fn a_full_ring_waits_for_a_release_and_ends_when_the_client_is_gone() {
-        let slab = Arc::new(Slab::new(4096).unwrap());
+        let slab = Arc::new(Slab::new(8192).unwrap());
         let first = slab.take(4096).unwrap();
         let waiter = Arc::clone(&slab);
         let waiting = thread::spawn(move || (waiter.take(4096), waiter.take(4096)));
-        assert!(slab.release(first.id));
-        while slab.release(first.id + 1) || !slab.ledger.lock().unwrap().held.contains_key(&0) {
+        assert!(
+            slab.release(first.id),
+            "the second batch takes its place: nobody has said that he waits"
+        );
+        let has = |id| slab.ledger.lock().unwrap().held.values().any(|lease| lease.id == id);
+        while !has(1) {
             thread::yield_now();
         }
         slab.close();
         let (second, third) = waiting.join().unwrap();
-        assert!(second.is_some());
+        assert_eq!(second, Some(Room { id: 1, offset: 0 }));
+        assert_eq!(third, None);
         assert!(slab.is_closed());
-        assert!(third.is_none() || third.is_some_and(|room| room.id == 2));
     }
 }
