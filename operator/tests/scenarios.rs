@@ -27,6 +27,8 @@ struct World {
     hosts: BTreeMap<i64, String>,
     domains: BTreeMap<String, String>,
     manager: Option<Value>,
+    /// The table that the manager took and keeps.
+    pushed: Option<Value>,
     users: Vec<String>,
     messages: Vec<String>,
     progress: Option<Value>,
@@ -41,6 +43,7 @@ impl World {
             hosts: BTreeMap::new(),
             domains: BTreeMap::new(),
             manager: None,
+            pushed: None,
             users: Vec::new(),
             messages: Vec::new(),
             progress: None,
@@ -109,6 +112,8 @@ impl World {
                 let (kind, name) = rest.split_once('/').unwrap();
                 self.objects.remove(&(kind.to_owned(), name.to_owned()));
             }
+            // The cluster is deleted; its claims stay, and so does what the manager keeps.
+            "remove-all" => self.objects.clear(),
             "place" => {
                 for word in rest.split(' ') {
                     let (id, host) = word.split_once('@').unwrap();
@@ -168,7 +173,13 @@ impl World {
     }
 
     fn manager(&self) -> Option<ManagerStatus> {
-        self.manager.clone().map(|value| serde_json::from_value(value).unwrap())
+        self.manager.clone().map(|mut value| {
+            // Whatever else the text says of its table, it is the one that was pushed.
+            if let Some(table) = value.get_mut("table") {
+                table["digest"] = json!(table::digest(self.pushed.as_ref().unwrap()));
+            }
+            serde_json::from_value(value).unwrap()
+        })
     }
 
     fn cluster(&self, name: &str) -> ClusterView {
@@ -249,7 +260,8 @@ impl World {
                     let list = if *present { json!([name]) } else { json!([]) };
                     self.objects.get_mut(&key).unwrap()["metadata"]["finalizers"] = list;
                 }
-                Action::PushTable(..) | Action::Event(_) => {}
+                Action::PushTable(_, body) => self.pushed = Some(body.clone()),
+                Action::Event(_) => {}
             }
         }
     }

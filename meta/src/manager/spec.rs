@@ -7,7 +7,9 @@ use chain::layout::{CHAINS_MAX, CHUNK_SIZE_MAX_BYTES, CHUNK_SIZE_MIN_BYTES};
 use chain::table::{Chain, PublicState};
 use rpc::{Code, Error};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 
 /// Most members of one chain.
 const MEMBERS_MAX: usize = 16;
@@ -167,8 +169,62 @@ pub struct ClusterStatus {
     cluster: String,
     ready: bool,
     table_revision: u64,
+    table: Option<TableStatus>,
     chains: ChainCounts,
     nodes: Vec<NodeStatus>,
+}
+
+/// Which table was declared, so that the operator can tell it from the one that it would declare:
+/// data outlives a StorageCluster, and its successor may have another shape.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TableStatus {
+    /// See [`TableStatus::of`].
+    digest: String,
+    nodes: usize,
+    chains: usize,
+    /// Members of the longest chain.
+    replicas: usize,
+    /// Of the node that has most.
+    targets_per_node: usize,
+    chunk_size_bytes: u32,
+}
+
+impl TableStatus {
+    /// The digest is SHA-256, in hex, of a line for the table and one for each chain in the order
+    /// of ids, its targets head first:
+    ///
+    /// ```text
+    /// table 1 revision 1 stripe 0 chunk 1048576
+    /// chain 1: 100010101/0 100020101/0 100030101/0
+    /// ```
+    ///
+    /// The operator makes the same of what it declares; `tests/declared-table.json` holds both to
+    /// it.
+    #[must_use]
+    pub fn of(table: &DeclaredTable) -> Self {
+        let DeclaredTable { table: id, revision, stripe, chunk_size_bytes, chains } = table;
+        let mut text =
+            format!("table {id} revision {revision} stripe {stripe} chunk {chunk_size_bytes}\n");
+        let mut targets: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for chain in chains {
+            let _ = write!(text, "chain {}:", chain.chain.get());
+            for DeclaredTarget { target, disk } in &chain.targets {
+                let _ = write!(text, " {}/{disk}", target.get());
+                *targets.entry(target.node()).or_default() += 1;
+            }
+            text.push('\n');
+        }
+        let digest = Sha256::digest(text.as_bytes());
+        Self {
+            digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+            nodes: targets.len(),
+            chains: chains.len(),
+            replicas: chains.iter().map(|c| c.targets.len()).max().unwrap_or(0),
+            targets_per_node: targets.into_values().max().unwrap_or(0),
+            chunk_size_bytes: *chunk_size_bytes,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -216,6 +272,7 @@ impl ClusterStatus {
             cluster: state.cluster.clone(),
             ready: chains.total > 0 && chains.unavailable == 0,
             table_revision: state.stored.table.as_ref().map_or(0, |t| t.revision),
+            table: state.stored.table.as_ref().map(TableStatus::of),
             chains,
             nodes: state
                 .stored
@@ -250,5 +307,48 @@ impl NodeStatus {
             capacity_bytes: heard.map_or(0, |h| h.capacity_bytes),
             used_bytes: heard.map_or(0, |h| h.used_bytes),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_declared_table_has_the_digest_that_the_operator_expects() {
+        let golden = include_str!("../../tests/declared-table.json");
+        let golden: serde_json::Value = serde_json::from_str(golden).unwrap();
+        let spec: ChainTableSpec = serde_json::from_value(golden["body"].clone()).unwrap();
+        let status = TableStatus::of(&spec.validate().unwrap());
+        assert_eq!(serde_json::to_value(&status).unwrap(), golden["status"]);
+        // The same table in another order is the same; any other is not.
+        let mut turned = spec.clone();
+        turned.chains.reverse();
+        assert_eq!(TableStatus::of(&turned.validate().unwrap()), status);
+        let mut others = vec![spec; 4];
+        others[0].revision += 1;
+        others[1].chunk_size_bytes *= 2;
+        others[2].chains[0].targets.swap(0, 1);
+        others[3].chains.pop();
+        for other in others {
+            assert_ne!(TableStatus::of(&other.validate().unwrap()).digest, status.digest);
+        }
+    }
+
+    #[test]
+    fn the_status_speaks_of_what_is_stored() {
+        let golden = include_str!("../../tests/declared-table.json");
+        let golden: serde_json::Value = serde_json::from_str(golden).unwrap();
+        let spec: ChainTableSpec = serde_json::from_value(golden["body"].clone()).unwrap();
+        let mut state = State::new("test".into(), 0, Stored::default());
+        let said = |state: &State| serde_json::to_value(ClusterStatus::of(0, state)).unwrap();
+        assert!(said(&state)["table"].is_null());
+        let declare = super::super::Event::Declare(spec.validate().unwrap());
+        let decision = super::super::decide(0, &state, &declare).unwrap();
+        state.apply(0, decision);
+        assert_eq!(said(&state)["table"], golden["status"]);
+        // Read anew from the store.
+        let again = State::new("test".into(), 0, state.stored().clone());
+        assert_eq!(said(&again)["table"], golden["status"]);
     }
 }

@@ -47,10 +47,28 @@ pub struct ManagerStatus {
     pub ready: bool,
     /// Revision of the table that it serves; 0 without one.
     pub table_revision: i64,
+    /// Which table that is; an older manager does not say.
+    pub table: Option<ManagerTable>,
     /// Chains by state.
     pub chains: ChainCount,
     /// Storage nodes that it knows.
     pub nodes: Vec<ManagerNode>,
+}
+
+/// The table that the manager keeps.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ManagerTable {
+    /// As [`super::table::digest`] makes it.
+    pub digest: String,
+    /// Storage nodes in it.
+    pub nodes: i64,
+    /// Length of its chains.
+    pub replicas: i64,
+    /// Targets on each node.
+    pub targets_per_node: i64,
+    /// Bytes of a chunk.
+    pub chunk_size_bytes: i64,
 }
 
 /// One storage node as the manager sees it.
@@ -300,7 +318,8 @@ fn as_i32(count: usize) -> i32 {
 
 fn tell_ready(plan: &mut Plan, ready: &Verdict) {
     let warning = !ready.holds()
-        && ["FailureDomainMissing", "NoPlacement", "ChainsUnavailable"].contains(&&*ready.reason);
+        && ["FailureDomainMissing", "NoPlacement", "TableRefused", "ChainsUnavailable"]
+            .contains(&&*ready.reason);
     if warning || ready.holds() {
         plan.notice(warning, &ready.reason, ready.message.clone());
     }
@@ -337,8 +356,8 @@ fn readiness(view: &ClusterView, ids: &[i64], old: &StorageClusterStatus) -> Ver
     if let Some(verdict) = unplaced(view, ids) {
         return verdict;
     }
-    if let Some(problem) = view.table.as_ref().and_then(table_problem) {
-        return Verdict::no("NoPlacement", problem);
+    if let Some((reason, problem)) = view.table.as_ref().and_then(table_problem) {
+        return Verdict::no(reason, problem);
     }
     let Some(manager) = &view.manager else {
         let text = format!(
@@ -353,6 +372,8 @@ fn readiness(view: &ClusterView, ids: &[i64], old: &StorageClusterStatus) -> Ver
     } else if chains.serving < chains.total && !booted(old) {
         let text = format!("{} of {} chains have all their replicas", chains.serving, chains.total);
         Verdict::no("Bootstrapping", text)
+    } else if !is_accepted(view) && !booted(old) {
+        Verdict::no("Bootstrapping", "the chain table is being given to the manager")
     } else if chains.unavailable > 0 {
         let text = format!(
             "{} of {} chains have no replica that serves",
@@ -383,10 +404,17 @@ fn unplaced(view: &ClusterView, ids: &[i64]) -> Option<Verdict> {
     (placed < ids.len()).then(|| Verdict::no("Scheduling", text))
 }
 
-fn table_problem(table: &ChainTable) -> Option<String> {
+fn table_problem(table: &ChainTable) -> Option<(&str, String)> {
     let status = table.status.as_ref()?;
     let ready = status.conditions.iter().find(|c| c.type_ == "Ready")?;
-    ["NoPlacement", "TableRefused"].contains(&&*ready.reason).then(|| ready.message.clone())
+    let is_problem = ["NoPlacement", "TableRefused"].contains(&&*ready.reason);
+    is_problem.then(|| (&*ready.reason, ready.message.clone()))
+}
+
+/// Whether the manager was seen to serve this very table, and not one of an earlier cluster.
+fn is_accepted(view: &ClusterView) -> bool {
+    let status = view.table.as_ref().and_then(|table| table.status.as_ref());
+    status.is_some_and(|status| status.accepted_revision.is_some())
 }
 
 fn lost_nodes(view: &ClusterView, manager: &ManagerStatus, booted: bool) -> Verdict {

@@ -3,15 +3,18 @@
 //! another table from the same members, and the manager refuses a second body for one revision.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
+use crds::names::LABEL_CLUSTER;
 use crds::shared::ChainCount;
 use crds::table::DesignStatus;
 use crds::{ChainTable, ChainTableStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
-use super::cluster::ManagerStatus;
+use super::cluster::{ManagerStatus, ManagerTable};
 use super::condition::{self, Verdict};
 use super::{Action, Env, ObjectId, Plan};
 use crate::placement::{self, MOVES_DEFAULT, NodeInput};
@@ -29,6 +32,19 @@ pub struct TableView {
     pub manager: Option<ManagerStatus>,
     /// The manager's refusal of the last push, if there was one.
     pub refusal: Option<String>,
+}
+
+/// What the manager has of the table.
+#[derive(Debug)]
+enum Standing {
+    /// It does not answer.
+    Silent,
+    /// Nothing, or an older revision.
+    Missing,
+    /// The table.
+    Accepted,
+    /// Another one: what differs and what to do.
+    Differs(String),
 }
 
 /// Decides what to do about the table.
@@ -50,10 +66,13 @@ pub fn plan(view: &TableView, env: &Env) -> Plan {
         }
     }
     let designed_before = !old.chains.is_empty();
-    let accepted = view.manager.as_ref().is_some_and(|m| m.table_revision >= table.spec.revision);
+    let standing = standing(view, &status.chains);
+    let accepted = matches!(standing, Standing::Accepted);
     if accepted {
         status.accepted_revision = Some(table.spec.revision);
-    } else if let (true, Some(_)) = (designed_before, &view.manager) {
+    } else if matches!(standing, Standing::Differs(_)) {
+        status.accepted_revision = None;
+    } else if matches!(standing, Standing::Missing) && designed_before {
         let namespace = table.namespace().unwrap_or_default();
         let host = format!(
             "{}-meta.{namespace}.svc:{}",
@@ -65,7 +84,7 @@ pub fn plan(view: &TableView, env: &Env) -> Plan {
     if let Some(manager) = view.manager.as_ref().filter(|_| accepted) {
         status.health = Some(manager.chains.clone());
     }
-    let verdict = verdict.unwrap_or_else(|| readiness(view, accepted));
+    let verdict = verdict.unwrap_or_else(|| readiness(view, standing));
     let ready = verdict.holds();
     conclude(&mut plan, &mut status, view, verdict, env);
     if status != old {
@@ -77,14 +96,65 @@ pub fn plan(view: &TableView, env: &Env) -> Plan {
     plan
 }
 
-fn readiness(view: &TableView, accepted: bool) -> Verdict {
-    match (&view.manager, &view.refusal) {
-        (_, Some(why)) => {
-            Verdict::no("TableRefused", format!("the manager refused the table: {why}"))
+fn standing(view: &TableView, chains: &[String]) -> Standing {
+    let Some(manager) = &view.manager else { return Standing::Silent };
+    if manager.table_revision < view.table.spec.revision || chains.is_empty() {
+        return Standing::Missing;
+    }
+    match &manager.table {
+        // An older manager knows no more than the revision: nothing says that it has another table.
+        None => Standing::Accepted,
+        Some(kept) if kept.digest == digest(&body(&view.table, chains)) => Standing::Accepted,
+        Some(kept) => Standing::Differs(difference(&view.table, kept)),
+    }
+}
+
+/// The manager's table is the one that its data lies in. It stays when a StorageCluster is deleted,
+/// and the next one of that name finds it again.
+fn difference(table: &ChainTable, kept: &ManagerTable) -> String {
+    let spec = &table.spec;
+    let wanted = i64::try_from(spec.nodes.len()).unwrap_or(i64::MAX);
+    // As a manifest says it.
+    let size = |bytes: i64| match bytes % (1 << 20) {
+        0 => format!("{}Mi", bytes >> 20),
+        _ => format!("{}Ki", bytes >> 10),
+    };
+    let number = |number: i64| number.to_string();
+    let fields = [
+        ("count", number(kept.nodes), number(wanted)),
+        ("replicas", number(kept.replicas), number(spec.replicas.into())),
+        ("targetsPerNode", number(kept.targets_per_node), number(spec.targets_per_node.into())),
+        ("chunkSize", size(kept.chunk_size_bytes), size(spec.chunk_size_bytes)),
+    ];
+    let differ = fields.iter().filter(|(_, kept, wanted)| kept != wanted);
+    let mut parts: Vec<String> = differ
+        .map(|(name, kept, wanted)| format!("storage.{name} {kept} (now {wanted})"))
+        .collect();
+    if parts.is_empty() {
+        parts.push("other chains of the same nodes (another storage.failureDomain?)".to_owned());
+    }
+    let cluster = &spec.cluster_ref.name;
+    format!(
+        "it keeps the table and the data of an earlier StorageCluster {cluster}, which had {}: \
+         delete this one and create it as that was, or, to begin without the data, delete the \
+         PersistentVolumeClaims with label {LABEL_CLUSTER}={cluster} too",
+        parts.join(", ")
+    )
+}
+
+fn readiness(view: &TableView, standing: Standing) -> Verdict {
+    let refused =
+        |why: &str| Verdict::no("TableRefused", format!("the manager refused the table: {why}"));
+    match (standing, &view.refusal) {
+        (Standing::Accepted, _) => Verdict::yes("Accepted", "the manager serves this table"),
+        (Standing::Differs(why), _) => refused(&why),
+        (_, Some(why)) => refused(why),
+        (Standing::Silent, None) => {
+            Verdict::no("ManagerUnavailable", "the manager does not answer")
         }
-        (None, _) => Verdict::no("ManagerUnavailable", "the manager does not answer"),
-        (Some(_), None) if accepted => Verdict::yes("Accepted", "the manager serves this table"),
-        (Some(_), None) => Verdict::no("Pushing", "the table is being given to the manager"),
+        (Standing::Missing, None) => {
+            Verdict::no("Pushing", "the table is being given to the manager")
+        }
     }
 }
 
@@ -187,4 +257,113 @@ pub fn body(table: &ChainTable, chains: &[String]) -> Value {
         "chunkSizeBytes": table.spec.chunk_size_bytes,
         "chains": list,
     })
+}
+
+/// What tells the table in `body` from every other: the same text as the manager makes of a table
+/// that it was given, hashed (see `TableStatus` in `meta/src/manager/spec.rs`).
+#[must_use]
+pub fn digest(body: &Value) -> String {
+    let mut text = format!(
+        "table {} revision {} stripe {} chunk {}\n",
+        body["tableId"], body["revision"], body["stripeSize"], body["chunkSizeBytes"]
+    );
+    for chain in body["chains"].as_array().into_iter().flatten() {
+        let _ = write!(text, "chain {}:", chain["chainId"]);
+        for target in chain["targets"].as_array().into_iter().flatten() {
+            let _ = write!(text, " {}/{}", target["targetId"], target["disk"]);
+        }
+        text.push('\n');
+    }
+    Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(domains: [&str; 3]) -> ChainTable {
+        let nodes: Vec<Value> = (10_001..)
+            .zip(domains)
+            .map(|(id, domain)| json!({"nodeId": id, "failureDomain": domain}))
+            .collect();
+        serde_json::from_value(json!({
+            "apiVersion": "lampyris.dev/v1alpha1", "kind": "ChainTable",
+            "metadata": {"name": "train-table-1", "namespace": "storage"},
+            "spec": {"clusterRef": {"name": "train"}, "tableId": 1, "revision": 1, "replicas": 3,
+                "targetsPerNode": 3, "chunkSizeBytes": 1 << 20, "nodes": nodes},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_table_has_the_body_and_the_digest_that_the_manager_knows() {
+        let golden = include_str!("../../../meta/tests/declared-table.json");
+        let golden: Value = serde_json::from_str(golden).unwrap();
+        let chains = ["10003 10001 10002", "10002 10003 10001", "10001 10002 10003"];
+        let body = body(&table(["a", "b", "c"]), &chains.map(str::to_owned));
+        assert_eq!(body, golden["body"]);
+        assert_eq!(digest(&body), golden["status"]["digest"]);
+        let kept: ManagerTable = serde_json::from_value(golden["status"].clone()).unwrap();
+        assert_eq!((kept.nodes, kept.replicas, kept.targets_per_node), (3, 3, 3));
+        assert_eq!((kept.chunk_size_bytes, &*kept.digest), (1 << 20, &*digest(&body)));
+    }
+
+    fn verdict(table: ChainTable, manager: Value) -> (String, String, Plan) {
+        let images = crate::plan::Images {
+            registry: "r".to_owned(),
+            tag: "1".to_owned(),
+            pull_policy: "Always".to_owned(),
+        };
+        let env = Env { images, now: k8s_openapi::jiff::Timestamp::UNIX_EPOCH };
+        let manager = Some(serde_json::from_value(manager).unwrap());
+        let plan = plan(&TableView { table, manager, refusal: None }, &env);
+        let status = plan.actions.iter().find_map(|action| match action {
+            Action::Status(_, status) => Some(status["conditions"][0].clone()),
+            _ => None,
+        });
+        let text = |key: &str| status.as_ref().unwrap()[key].as_str().unwrap().to_owned();
+        (text("reason"), text("message"), plan)
+    }
+
+    #[test]
+    fn a_manager_that_keeps_another_table_is_named_with_what_differs() {
+        let kept = |change: Value| {
+            let mut kept = json!({"digest": "0", "nodes": 3, "replicas": 3, "targetsPerNode": 3, "chunkSizeBytes": 1 << 20});
+            kept.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+            json!({"ready": true, "tableRevision": 1, "table": kept, "chains": {"total": 3, "serving": 3, "degraded": 0, "unavailable": 0}})
+        };
+        for (change, part) in [
+            (json!({"nodes": 4}), "which had storage.count 4 (now 3): delete this one"),
+            (json!({"replicas": 2}), "storage.replicas 2 (now 3)"),
+            (json!({"targetsPerNode": 6}), "storage.targetsPerNode 6 (now 3)"),
+            (json!({"chunkSizeBytes": 65536}), "storage.chunkSize 64Ki (now 1Mi)"),
+            (json!({}), "another storage.failureDomain?"),
+            (json!({"nodes": 4}), "PersistentVolumeClaims with label lampyris.dev/cluster=train"),
+        ] {
+            let (reason, message, plan) = verdict(table(["a", "b", "c"]), kept(change));
+            assert_eq!(reason, "TableRefused", "{message}");
+            assert!(message.contains(part), "{message}");
+            let pushes = plan.actions.iter().any(|a| matches!(a, Action::PushTable(..)));
+            assert!(!pushes, "the manager would refuse it");
+            let warned = |a: &Action| matches!(a, Action::Event(n) if n.warning && n.reason == "TableRefused");
+            assert!(plan.actions.iter().any(warned), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_same_table_is_accepted_and_so_is_what_an_older_manager_may_have() {
+        let (chains, _) = solve(&table(["a", "b", "c"])).unwrap();
+        let digest = digest(&body(&table(["a", "b", "c"]), &chains));
+        for manager in [
+            json!({"tableRevision": 1, "table": {"digest": digest}}),
+            json!({"tableRevision": 1}),
+            json!({"tableRevision": 1, "table": null}),
+        ] {
+            // Whatever the hosts are called by now.
+            let (reason, message, _) = verdict(table(["z", "b", "c"]), manager);
+            assert_eq!(reason, "Accepted", "{message}");
+        }
+        let (reason, ..) = verdict(table(["a", "b", "c"]), json!({"tableRevision": 0}));
+        assert_eq!(reason, "Pushing");
+    }
 }
