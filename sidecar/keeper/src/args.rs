@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use clap::{Parser, Subcommand};
 
 use crate::client::Client;
+use crate::log::{self, Level};
 use crate::server::Server;
 
 /// Keeps the FUSE descriptors of a node, so that mounts survive restarts of everything else.
@@ -48,7 +49,7 @@ pub fn run(args: &Args) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            eprintln!("lampyris-keeper: {message}");
+            log::write(Level::Error, "stopped", &[("error", &message)]);
             ExitCode::FAILURE
         }
     }
@@ -65,7 +66,7 @@ fn serve(socket: &std::path::Path) -> Result<(), String> {
             .map_err(|error| format!("handle signal {signal}: {error}"))?;
     }
     let server = Server::bind(socket, 0).map_err(|error| chain(&error))?;
-    eprintln!("lampyris-keeper: serving {}", socket.display());
+    log::write(Level::Info, "serving", &[("socket", &socket.display())]);
     server.run();
     Ok(())
 }

@@ -14,6 +14,7 @@
 pub mod args;
 pub mod client;
 pub mod handover;
+pub mod log;
 pub mod server;
 pub mod store;
 pub mod wire;

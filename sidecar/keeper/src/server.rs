@@ -15,6 +15,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::log::{self, Level};
 use crate::store::{Store, StoreError};
 use crate::wire::{Connection, WireError};
 
@@ -124,7 +125,7 @@ impl Server {
                 Ok(stream) => self.admit(stream),
                 // Out of descriptors or a client that went away: the next accept may do better.
                 Err(error) => {
-                    eprintln!("lampyris-keeper: accept: {error}");
+                    log::write(Level::Warn, "accept", &[("error", &error)]);
                     std::thread::sleep(Duration::from_millis(100));
                 }
             }
@@ -134,19 +135,19 @@ impl Server {
     fn admit(&self, stream: UnixStream) {
         let peer = ring::peer::peer_of(&stream);
         if !peer.as_ref().is_ok_and(|peer| peer.uid == self.allowed_uid) {
-            eprintln!("lampyris-keeper: refused a client of another user: {peer:?}");
-            return;
+            let peer = format!("{peer:?}");
+            return log::write(Level::Warn, "refused a client of another user", &[("peer", &peer)]);
         }
         let place = Place::take(Arc::clone(&self.places));
         let store = Arc::clone(&self.store);
         let spawned = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
             if let Err(error) = converse(stream, &store) {
-                eprintln!("lampyris-keeper: connection ended: {error}");
+                log::write(Level::Warn, "a connection ended", &[("error", &error)]);
             }
             drop(place);
         });
         if let Err(error) = spawned {
-            eprintln!("lampyris-keeper: start a thread: {error}");
+            log::write(Level::Error, "start a thread", &[("error", &error)]);
         }
     }
 }

@@ -215,3 +215,37 @@ fn two_hundred_entries_stay_within_five_mebibytes() {
     }
     assert!(keeper.rss_kib() <= 5 << 10, "{} KiB", keeper.rss_kib());
 }
+
+#[test]
+fn every_line_that_it_logs_is_json_with_level_and_message() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("keeper.sock");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_lampyris-keeper"))
+        .args(["serve", "--socket"])
+        .arg(&socket)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stderr = child.stderr.take().unwrap();
+    let keeper = Keeper { child, socket, _dir: dir };
+    wait_for("the keeper's socket", || UnixStream::connect(&keeper.socket).is_ok());
+    let mut peer = UnixStream::connect(&keeper.socket).unwrap();
+    peer.write_all(b"no message\n").unwrap();
+    let mut answer = String::new();
+    peer.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("malformed"), "{answer}");
+    drop(peer);
+    let lines = std::io::BufRead::lines(std::io::BufReader::new(stderr)).map(Result::unwrap);
+    let mut seen = Vec::new();
+    for line in lines {
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert!(line["timestamp"].as_str().unwrap().ends_with('Z'), "{line}");
+        let message = line["fields"]["message"].as_str().unwrap().to_owned();
+        seen.push((line["level"].as_str().unwrap().to_owned(), message));
+        if seen.len() == 2 {
+            break;
+        }
+    }
+    let expected = [("INFO", "serving"), ("WARN", "a connection ended")];
+    assert_eq!(seen, expected.map(|(level, message)| (level.to_owned(), message.to_owned())));
+}
