@@ -1,6 +1,6 @@
-//! Metrics of the sidecars, re-exported with the pod they belong to.
+//! Metrics and state of the sidecars, re-exported with the pod they belong to.
 //!
-//! Sidecars show theirs on unix sockets in the pod; Prometheus reaches only this process. What a
+//! Sidecars show theirs on unix sockets in the pod; the network reaches only this process. What a
 //! sidecar says is bounded before it is believed: the pod may have replaced it.
 
 use std::collections::BTreeMap;
@@ -10,11 +10,14 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
+use serde_json::Value;
 
 use crate::volume::Pod;
 
 /// Longest answer of one sidecar.
 const MAX_BODY_BYTES: usize = 256 << 10;
+/// Longest state of one sidecar: some lines for each of its volumes.
+pub const MAX_STATE_BYTES: usize = 64 << 10;
 /// Most series of one sidecar; the rest is left out.
 pub const MAX_SERIES: usize = 200;
 /// A sidecar that takes longer is left out.
@@ -101,23 +104,52 @@ fn relabel(line: &str, labels: &str) -> Option<String> {
     Some(format!("{name}{{{labels}{separator}{own}"))
 }
 
-/// What a sidecar says about itself; `None` when it is not there or misbehaves.
+/// A sidecar's metrics; `None` when it is not there or misbehaves.
 pub async fn scrape(private_dir: &Path, socket: &str) -> Option<String> {
-    tokio::time::timeout(TIMEOUT, fetch(private_dir, socket)).await.ok().flatten()
+    let said = ask(private_dir, socket, "/metrics", MAX_BODY_BYTES).await.ok()?;
+    String::from_utf8(said.to_vec()).ok()
 }
 
-async fn fetch(private_dir: &Path, socket: &str) -> Option<String> {
-    let stream = crate::socket::connect(private_dir, socket).ok()?;
-    stream.set_nonblocking(true).ok()?;
-    let io = TokioIo::new(tokio::net::UnixStream::from_std(stream).ok()?);
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await.ok()?;
-    let driver = tokio::spawn(connection);
-    let request = hyper::Request::get("/metrics").header("host", "sidecar");
-    let request = request.body(Empty::<Bytes>::new()).ok()?;
-    let answer = sender.send_request(request).await.ok()?;
-    let body = Limited::new(answer.into_body(), MAX_BODY_BYTES).collect().await;
-    driver.abort();
-    String::from_utf8(body.ok()?.to_bytes().to_vec()).ok()
+/// A sidecar's state, or `{"error": …}` in its place.
+pub async fn state(private_dir: &Path, socket: &str) -> Value {
+    let said = ask(private_dir, socket, "/state", MAX_STATE_BYTES).await;
+    let parsed = said.and_then(|said| serde_json::from_slice(&said).map_err(|_| "no JSON"));
+    parsed.unwrap_or_else(|why| serde_json::json!({"error": why}))
+}
+
+async fn ask(
+    private_dir: &Path,
+    socket: &str,
+    path: &str,
+    limit: usize,
+) -> Result<Bytes, &'static str> {
+    let asked = tokio::time::timeout(TIMEOUT, fetch(private_dir, socket, path, limit));
+    asked.await.unwrap_or(Err("no answer in time"))
+}
+
+/// Ends its connection with itself, also when nobody waits for it any more.
+async fn fetch(
+    private_dir: &Path,
+    socket: &str,
+    path: &str,
+    limit: usize,
+) -> Result<Bytes, &'static str> {
+    let stream = crate::socket::connect(private_dir, socket).map_err(|_| "not there")?;
+    stream.set_nonblocking(true).map_err(|_| "not there")?;
+    let stream = tokio::net::UnixStream::from_std(stream).map_err(|_| "not there")?;
+    let broken = "no HTTP";
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.map_err(|_| broken)?;
+    let mut driver = tokio::task::JoinSet::new();
+    driver.spawn(connection);
+    let request = hyper::Request::get(path).header("host", "sidecar");
+    let request = request.body(Empty::<Bytes>::new()).map_err(|_| broken)?;
+    let answer = sender.send_request(request).await.map_err(|_| broken)?;
+    if answer.status() != hyper::StatusCode::OK {
+        return Err("refused");
+    }
+    let body = Limited::new(answer.into_body(), limit).collect().await;
+    Ok(body.map_err(|_| "an answer too long or cut off")?.to_bytes())
 }
 
 #[cfg(test)]

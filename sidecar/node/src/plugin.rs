@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use futures::stream::{self, StreamExt};
 use keeper::client::{Client, ClientError};
 use keeper::handover::{FromNode, Init, Role, SOCKET, Status, Volume};
 use tokio::sync::{broadcast, mpsc};
@@ -25,6 +26,8 @@ use crate::volume::{self, Options, Pod, VolumeError};
 
 /// Notices of one pod that may wait for the API server; a pod that has more to say than this has said enough.
 const NOTICES: usize = 64;
+/// Sidecars asked at once for their state.
+const STATES_AT_ONCE: usize = 32;
 /// Between two attempts to keep an opening exchange.
 const KEEP_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -386,6 +389,27 @@ impl Plugin {
         families.render()
     }
 
+    /// What every sidecar on the node says about itself: by namespace, pod and container, all asked side by side.
+    pub async fn sidecar_states(&self) -> serde_json::Value {
+        let pods: Vec<Pod> = self.state().hubs.values().map(|hub| hub.pod.clone()).collect();
+        let mut asked = Vec::new();
+        for pod in pods {
+            let dir = volume::private_dir(&self.kubelet_dir, &pod.uid);
+            for (socket, container) in crate::metrics::SOCKETS {
+                let (name, dir) = (format!("{}/{}", pod.namespace, pod.name), dir.clone());
+                asked.push(
+                    async move { (name, container, crate::metrics::state(&dir, socket).await) },
+                );
+            }
+        }
+        let said: Vec<_> = stream::iter(asked).buffer_unordered(STATES_AT_ONCE).collect().await;
+        let mut states = BTreeMap::<String, BTreeMap<&str, serde_json::Value>>::new();
+        for (name, container, state) in said {
+            states.entry(name).or_default().insert(container, state);
+        }
+        serde_json::json!({"node": self.node_name, "pods": states})
+    }
+
     /// Number of published volumes and of pods with a socket.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
@@ -408,7 +432,11 @@ impl Plugin {
                 "trouble": {"mount": entry.told.mount, "scan": entry.told.scan},
             })
         });
-        serde_json::json!({"node": self.node_name, "volumes": volumes.collect::<Vec<_>>()})
+        serde_json::json!({
+            "node": self.node_name,
+            "volumes": volumes.collect::<Vec<_>>(),
+            "sidecars": crate::serve::SIDECARS,
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use rpc::admin::Admin;
+use rpc::admin::{Admin, Answer as Reply};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tonic::Status;
@@ -30,6 +30,9 @@ const REGISTRATION_SOCKET: &str = "reg@csi.lampyris.dev.sock";
 const TEND_INTERVAL: Duration = Duration::from_secs(30);
 /// Between two attempts to reach the keeper at the start.
 const KEEPER_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Where the admin endpoint shows `/state` of every sidecar on the node.
+pub const SIDECARS: &str = "/state/sidecars";
 
 /// The driver as CSI calls it.
 struct Service {
@@ -224,7 +227,7 @@ fn incoming(path: &Path) -> anyhow::Result<Incoming> {
 }
 
 /// The admin endpoint: ready once `recovered` and `registered` are true; metrics are those of this process and of every
-/// sidecar on the node.
+/// sidecar on the node, and [`SIDECARS`] shows what each says of its state.
 #[must_use]
 pub fn admin(
     plugin: &Arc<Plugin>,
@@ -240,11 +243,23 @@ pub fn admin(
             (true, false) => Err("waiting for kubelet to register the driver".to_owned()),
             (true, true) => Ok(()),
         };
-    let (describe, sidecars) = (Arc::clone(plugin), Arc::clone(plugin));
-    let admin =
-        Admin::new(registry, ready, move || describe.describe()).with_more_metrics(move || {
-            let plugin = Arc::clone(&sidecars);
+    let [describe, metrics, states] = std::array::from_fn(|_| Arc::clone(plugin));
+    let admin = Admin::new(registry, ready, move || describe.describe())
+        .with_more_metrics(move || {
+            let plugin = Arc::clone(&metrics);
             async move { plugin.sidecar_metrics().await }
+        })
+        .with_routes(move |method, path, _| {
+            let plugin = Arc::clone(&states);
+            async move {
+                let asked = method == hyper::Method::GET && path == SIDECARS;
+                let status = hyper::StatusCode::OK;
+                if asked {
+                    Some(Reply { status, body: plugin.sidecar_states().await })
+                } else {
+                    None
+                }
+            }
         });
     Arc::new(admin)
 }

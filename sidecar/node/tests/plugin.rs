@@ -3,6 +3,7 @@
 //! Needs root and /dev/fuse.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -398,6 +399,71 @@ async fn metrics_of_the_sidecars_are_shown_with_the_labels_of_their_pods() {
     }
     assert!(answer.trim_end().ends_with("# EOF"), "{answer}");
     assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+    plugin.unpublish(&stage.options("k").target, key()).await.unwrap();
+}
+
+/// A sidecar may be another program: whatever it answers, the others are shown, and within a moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn states_of_the_sidecars_are_shown_whatever_one_of_them_answers() {
+    let stage = Stage::set();
+    let plugin = stage.plugin();
+    plugin.publish(stage.options("k")).await.unwrap();
+    let (_stop, stopped) = tokio::sync::watch::channel(false);
+    let dir = volume::private_dir(stage.kubelet.path(), "uid-1");
+    let sidecar =
+        Arc::new(Admin::new(Registry::default(), || Ok(()), || json!({"complete": true})));
+    let (scan, until) = (dir.join("scan-admin.sock"), stopped.clone());
+    tokio::spawn({
+        let scan = scan.clone();
+        async move { rpc::admin::serve_unix(&scan, sidecar, until).await }
+    });
+    wait_for("the scan agent", || UnixStream::connect(&scan).is_ok()).await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (registered, recovered) = (Arc::new(true.into()), Arc::new(true.into()));
+    let admin = node::serve::admin(&plugin, &registered, &recovered);
+    tokio::spawn(rpc::admin::serve(listener, admin, stopped));
+
+    let plain =
+        |body: String| format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    let deep = "[".repeat(10_000);
+    let long = format!("\"{}\"", "x".repeat(node::metrics::MAX_STATE_BYTES));
+    let endless = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned();
+    let answers = [
+        (Some(plain("{\"complete\":false}".into())), json!({"complete": false})),
+        (Some(plain("hello".into())), json!({"error": "no JSON"})),
+        (Some(plain(deep)), json!({"error": "no JSON"})),
+        (Some(plain(long)), json!({"error": "an answer too long or cut off"})),
+        (Some("SSH-2.0-x\r\n".to_owned()), json!({"error": "no HTTP"})),
+        (Some("HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n".into()), json!({"error": "refused"})),
+        (Some(endless), json!({"error": "no answer in time"})),
+        (None, json!({"error": "no answer in time"})),
+    ];
+    let mount = dir.join("mount-admin.sock");
+    for (answer, shown) in answers {
+        let _ = std::fs::remove_file(&mount);
+        let listener = UnixListener::bind(&mount).unwrap();
+        let speaking = std::thread::spawn(move || {
+            let (mut peer, _) = listener.accept().unwrap();
+            // Whoever answers before he is asked speaks no HTTP.
+            assert_ne!(peer.read(&mut [0; 4096]).unwrap(), 0);
+            if let Some(answer) = answer {
+                // It fails where the plugin has read enough.
+                let _ = peer.write_all(answer.as_bytes());
+            }
+            // Until the plugin ends the connection.
+            let _ = std::io::copy(&mut peer, &mut std::io::sink());
+        });
+        let started = Instant::now();
+        let said = get(address, "/state/sidecars").await;
+        assert!(started.elapsed() < Duration::from_secs(5), "{shown}");
+        let body: serde_json::Value =
+            serde_json::from_str(said.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let pod = &body["pods"]["team/p"];
+        assert_eq!(pod["lampyris-mount"], shown, "{body}");
+        assert_eq!(pod["lampyris-scan"], json!({"complete": true}), "{body}");
+        wait_for("the connection's end", || speaking.is_finished()).await;
+    }
     plugin.unpublish(&stage.options("k").target, key()).await.unwrap();
 }
 

@@ -16,8 +16,9 @@ impl Drop for Running {
 }
 
 fn sanity() -> PathBuf {
-    let home = std::env::var("HOME").unwrap();
-    let path = Path::new(&home).join(".cache/lampyris/k8s/bin/csi-sanity");
+    let given = std::env::var_os("LAMPYRIS_CACHE").filter(|cache| !cache.is_empty());
+    let home = || Path::new(&std::env::var("HOME").unwrap()).join(".cache/lampyris");
+    let path = given.map_or_else(home, PathBuf::from).join("k8s/bin/csi-sanity");
     assert!(
         path.exists(),
         "{} is missing; get it with: GOBIN={} go install \
