@@ -175,17 +175,22 @@ class _Channel:
         except OSError:
             pass  # The next receive says why.
 
+    def _is_empty(self) -> bool:
+        try:  # recv_fds would not pass MSG_DONTWAIT on.
+            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        return False
+
     def receive(self, kind: Optional[str] = None, wants: bool = False) -> dict:
         """The next reply, or the part of it called ``kind``. With ``wants`` the agent is told when it is waited for."""
         while b"\n" not in self._buffer:
             if len(self._buffer) > _MAX_LINE:
                 raise ScanInterrupted("the agent sent a line that does not end")
             try:
-                try:
-                    data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, 4, socket.MSG_DONTWAIT if wants else 0)
-                except BlockingIOError:
+                if wants and self._is_empty():
                     self.send({"want": {}})
-                    data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, 4)
+                data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, 4)
             except OSError as error:
                 raise ScanInterrupted(f"lost the agent: {error}") from error
             self.fds.extend(fds)

@@ -89,8 +89,8 @@ impl Slab {
             if ledger.is_closed || len > self.largest() {
                 return None;
             }
-            let beside = ledger.is_wanted.then(|| ledger.first_fit(len, &upper));
-            if let Some(offset) = ledger.first_fit(len, &lower).or(beside.flatten()) {
+            let beside = || ledger.is_wanted.then(|| ledger.first_fit(len, &upper)).flatten();
+            if let Some(offset) = ledger.first_fit(len, &lower).or_else(beside) {
                 ledger.is_wanted = false;
                 let id = ledger.next_id;
                 ledger.next_id += 1;
