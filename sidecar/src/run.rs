@@ -624,17 +624,16 @@ impl prometheus_client::collector::Collector for Figures {
         mut encoder: prometheus_client::encoding::DescriptorEncoder<'_>,
     ) -> Result<(), std::fmt::Error> {
         use prometheus_client::encoding::EncodeMetric;
-        use prometheus_client::metrics::MetricType;
+        use prometheus_client::metrics::counter::ConstCounter;
+        use prometheus_client::metrics::gauge::ConstGauge;
         let (now, all) = self.0.load();
-        let figures = [
-            ("fuse_requests_in_flight", "FUSE requests being answered", now),
-            ("fuse_requests_taken", "FUSE requests taken since the start", all),
-        ];
-        for (name, help, value) in figures {
-            let gauge = prometheus_client::metrics::gauge::Gauge::<i64>::default();
-            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-            gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
-        }
+        let now = ConstGauge::new(i64::try_from(now).unwrap_or(i64::MAX));
+        let all = ConstCounter::new(u64::try_from(all).unwrap_or(u64::MAX));
+        let name = "fuse_requests_in_flight";
+        let help = "FUSE requests being answered";
+        now.encode(encoder.encode_descriptor(name, help, None, now.metric_type())?)?;
+        let help = "FUSE requests taken since the start";
+        all.encode(encoder.encode_descriptor("fuse_requests", help, None, all.metric_type())?)?;
         Ok(())
     }
 }

@@ -182,7 +182,7 @@ fn the_node_plugin_shows_the_figures_of_a_pods_sidecar() -> Result<()> {
         );
         wait::until("the sidecar's figures", TOLD_WITHIN, || {
             let text = kube::ask(SYSTEM, name, NODE_ADMIN, "metrics")?;
-            let start = format!("lampyris_mount_fuse_requests_taken{labels}");
+            let start = format!("lampyris_mount_fuse_requests_total{labels}");
             let taken = text.lines().find_map(|line| line.strip_prefix(&start));
             let taken: u64 = taken.context("no figure of the sidecar")?.trim().parse()?;
             ensure!(taken > 0, "{taken} requests");

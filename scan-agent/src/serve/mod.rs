@@ -22,7 +22,6 @@ use rpc::shutdown::stopped;
 use source::DirSource;
 use tokio::net::UnixListener;
 use tokio::runtime::Handle;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use dataset::Datasets;
@@ -51,8 +50,7 @@ pub struct Config {
 /// Serves until SIGTERM, and then the scans that run; a second SIGTERM ends those too.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     source::install_crypto_provider();
-    let hurry = second_signal().context("install signal handlers")?;
-    let stop = rpc::shutdown::on_signal().context("install signal handlers")?;
+    let (stop, mut hurry) = rpc::shutdown::on_signals().context("install signal handlers")?;
     let (ended, end) = watch::channel(false);
     let (datasets, changes) = Datasets::new();
     for (name, path) in &config.local {
@@ -78,7 +76,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let limit = async {
         tokio::select! {
             () = tokio::time::sleep(config.drain) => {}
-            () = hurry => {}
+            () = stopped(&mut hurry) => {}
         }
     };
     accept(&listener, &shared, limit).await;
@@ -86,20 +84,6 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     node_task.await.context("node plugin task")?;
     probe_task.await.context("probe task")?;
     admin_task.await.context("admin task")?.context("serve admin socket")
-}
-
-/// The second of SIGTERM and SIGINT, counted from now.
-fn second_signal() -> std::io::Result<impl Future<Output = ()>> {
-    let (mut terminate, mut interrupt) =
-        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    Ok(async move {
-        for _ in 0..2 {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        }
-    })
 }
 
 fn admin(

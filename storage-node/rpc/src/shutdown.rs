@@ -1,4 +1,5 @@
-//! The end of a process: SIGTERM or SIGINT turns one switch that every task watches.
+//! The end of a process: SIGTERM or SIGINT turns a switch that every task watches; another one turns a second switch, for
+//! those that would go on for a while.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -8,20 +9,32 @@ use tokio::sync::watch;
 /// # Errors
 /// The signal handlers could not be installed.
 pub fn on_signal() -> std::io::Result<watch::Receiver<bool>> {
+    Ok(on_signals()?.0)
+}
+
+/// Two switches: one that becomes true at the first SIGTERM or SIGINT, and one at the second.
+///
+/// # Errors
+/// The signal handlers could not be installed.
+pub fn on_signals() -> std::io::Result<(watch::Receiver<bool>, watch::Receiver<bool>)> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (stop, stopped) = watch::channel(false);
+    let (hurry, hurried) = watch::channel(false);
+    // One task takes both, each as it comes: two that nobody has taken yet count as one.
     tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+        for (switch, message) in [(&stop, "asked to stop"), (&hurry, "asked to stop at once")] {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("{message}");
+            switch.send_replace(true);
         }
-        tracing::info!("asked to stop");
         // Kept until the process ends: a dropped sender would look like an error to watchers.
-        stop.send_replace(true);
-        stop.closed().await;
+        tokio::join!(stop.closed(), hurry.closed());
     });
-    Ok(stopped)
+    Ok((stopped, hurried))
 }
 
 /// Waits until the switch is on. A switch whose owner is gone counts as on.
