@@ -119,6 +119,7 @@ class Scan:
             self._channel.close()
             raise StopIteration
         batch = reply["batch"]
+        self._channel.batches += 1
         memory = self._ring.take(batch)
         return self._maker.batch(batch, memory)
 
@@ -144,6 +145,7 @@ class _Channel:
         self._outbox: Deque[Optional[bytes]] = collections.deque()  # None closes the channel.
         self._is_open = True
         self.fds: List[int] = []
+        self.batches = 0  # That have been read.
 
     def send(self, message: dict) -> None:
         """Sends, or leaves it to whoever is sending: a finalizer may run at any moment, also while its own thread
@@ -189,7 +191,7 @@ class _Channel:
                 raise ScanInterrupted("the agent sent a line that does not end")
             try:
                 if wants and self._is_empty():
-                    self.send({"want": {}})
+                    self.send({"want": {"read": self.batches}})
                 data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, 4)
             except OSError as error:
                 raise ScanInterrupted(f"lost the agent: {error}") from error

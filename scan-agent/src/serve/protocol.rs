@@ -30,7 +30,10 @@ pub enum Request {
         id: u64,
     },
     /// Says that the client waits: it has copied and released what lay in the ring's upper half.
-    Want {},
+    Want {
+        /// How many batches it has read: more may be on their way, and then it does not wait.
+        read: u64,
+    },
     /// Asks which datasets there are.
     Datasets {},
 }

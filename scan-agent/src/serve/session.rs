@@ -69,7 +69,7 @@ fn converse(shared: &Shared, stream: &UnixStream) -> Result<(), ErrorReply> {
     match Request::parse(&line.bytes)? {
         Request::Open(_) if *shared.stop.borrow() => Err(ErrorReply::stopping()),
         Request::Open(open) => scan(shared, stream, reader, &open),
-        Request::Release { .. } | Request::Want {} => {
+        Request::Release { .. } | Request::Want { .. } => {
             Err(ErrorReply::invalid("release or want before open"))
         }
         Request::Datasets {} => {
@@ -191,7 +191,7 @@ fn spawn_releases(
         while let Ok(Some(line)) = reader.recv_line(&stream) {
             match Request::parse(&line.bytes) {
                 Ok(Request::Release { id }) => _ = slab.release(id),
-                Ok(Request::Want {}) => slab.want(),
+                Ok(Request::Want { read }) => slab.want(read),
                 _ => break,
             }
         }

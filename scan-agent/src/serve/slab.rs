@@ -34,8 +34,8 @@ struct Ledger {
     /// Held room by offset.
     held: BTreeMap<usize, Lease>,
     next_id: u64,
-    /// The client waits for a batch.
-    is_wanted: bool,
+    /// The batch that the client waits for, by its number.
+    wanted: Option<u64>,
     is_closed: bool,
 }
 
@@ -89,9 +89,9 @@ impl Slab {
             if ledger.is_closed || len > self.largest() {
                 return None;
             }
-            let beside = || ledger.is_wanted.then(|| ledger.first_fit(len, &upper)).flatten();
+            let is_wanted = ledger.wanted == Some(ledger.next_id);
+            let beside = || is_wanted.then(|| ledger.first_fit(len, &upper)).flatten();
             if let Some(offset) = ledger.first_fit(len, &lower).or_else(beside) {
-                ledger.is_wanted = false;
                 let id = ledger.next_id;
                 ledger.next_id += 1;
                 ledger.held.insert(offset, Lease { id, len });
@@ -110,10 +110,10 @@ impl Slab {
         ledger.held.len() < before
     }
 
-    /// The client has read every batch that was sent and waits for the next.
-    pub(super) fn want(&self) {
+    /// The client has read this many batches and waits for the next.
+    pub(super) fn want(&self, read: u64) {
         let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
-        ledger.is_wanted = true;
+        ledger.wanted = Some(read);
         self.changed.notify_all();
     }
 
@@ -177,7 +177,7 @@ mod tests {
         };
         let mut kept: Vec<u64> = Vec::new();
         for round in 0..10_000 {
-            slab.want();
+            slab.want(round);
             let share = 1 << below(6);
             let len = usize::try_from(1 + below(slab.largest() as u64 / share)).unwrap();
             let upper = slab.largest()..slab.size();
@@ -204,12 +204,15 @@ mod tests {
     fn a_client_that_waits_gets_the_upper_half_once() {
         let slab = Arc::new(Slab::new(8192).unwrap());
         assert_eq!(offset(&slab, 4000), (0, 0));
-        slab.want();
+        slab.want(1);
         assert_eq!(offset(&slab, 4000), (1, 4096));
         assert!(slab.release(1));
         let waiter = Arc::clone(&slab);
         let waiting = thread::spawn(move || waiter.take(4000));
-        slab.want();
+        slab.want(1); // Said before the second batch came, and too late.
+        thread::yield_now();
+        assert!(!slab.ledger.lock().unwrap().held.values().any(|lease| lease.id == 2));
+        slab.want(2);
         assert_eq!(waiting.join().unwrap(), Some(Room { id: 2, offset: 4096 }));
     }
 
