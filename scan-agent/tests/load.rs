@@ -209,6 +209,7 @@ async fn stuck_server() -> u16 {
                 if !request.contains("list-type=2") && !request.contains("bytes=0-") {
                     return std::future::pending().await;
                 }
+                // The loader may have been ended meanwhile: that is what is tested.
                 let _ = stream.write_all(&stuck_answer(request.contains("list-type=2"))).await;
             });
         }

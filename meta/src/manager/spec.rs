@@ -208,6 +208,7 @@ impl TableStatus {
             format!("table {id} revision {revision} stripe {stripe} chunk {chunk_size_bytes}\n");
         let mut targets: BTreeMap<NodeId, usize> = BTreeMap::new();
         for chain in chains {
+            // Writing into a String never fails.
             let _ = write!(text, "chain {}:", chain.chain.get());
             for DeclaredTarget { target, disk } in &chain.targets {
                 let _ = write!(text, " {}/{disk}", target.get());

@@ -268,6 +268,7 @@ pub fn digest(body: &Value) -> String {
         body["tableId"], body["revision"], body["stripeSize"], body["chunkSizeBytes"]
     );
     for chain in body["chains"].as_array().into_iter().flatten() {
+        // Writing into a String never fails.
         let _ = write!(text, "chain {}:", chain["chainId"]);
         for target in chain["targets"].as_array().into_iter().flatten() {
             let _ = write!(text, " {}/{}", target["targetId"], target["disk"]);
