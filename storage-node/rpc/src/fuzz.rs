@@ -67,13 +67,21 @@ impl Drop for Seed {
 ///
 /// # Panics
 /// If an attempt does: then the seed is on standard error. If the variable is no number.
+pub fn run(attempt: impl FnMut(&mut Random)) -> u64 {
+    run_at_most(u64::MAX, attempt)
+}
+
+/// As [`run`], but no more than `most` attempts: for those that use up something, such as ports.
+///
+/// # Panics
+/// As [`run`].
 #[expect(clippy::expect_used, reason = "a runner of tests: a budget that is none must not pass")]
-pub fn run(mut attempt: impl FnMut(&mut Random)) -> u64 {
+pub fn run_at_most(most: u64, mut attempt: impl FnMut(&mut Random)) -> u64 {
     let asked = std::env::var("LAMPYRIS_FUZZ_SECONDS").ok();
     let seconds = asked.map_or(1, |text| text.parse().expect("LAMPYRIS_FUZZ_SECONDS is a number"));
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut seed = 0;
-    while Instant::now() < end {
+    while seed < most && Instant::now() < end {
         let guard = Seed(seed);
         // Far apart: else neighbouring seeds gave the same numbers, shifted by one.
         attempt(&mut Random(seed.wrapping_mul(0xd134_2543_de82_ef95)));
