@@ -49,6 +49,7 @@ const MAY_DEPEND: &[(&str, &[&str])] = &[
     ("lampyris-python", &["ring"]),
     ("operator", &["crds", "rpc"]),
     ("kind-e2e", &["chain", "client", "crds", "rpc"]),
+    ("fuzz", &["meta", "ring", "rpc", "scan-agent", "source", "storage-node"]),
 ];
 
 /// Packages that stay small on purpose, and everything that they may link.
@@ -67,6 +68,8 @@ const UNSAFE: &[(&str, &[&str])] = &[
     ("storage-node", &["storage-node/src/uring.rs", "storage-node/src/uring/"]),
     ("sidecar", &["sidecar/src/resume.rs", "sidecar/src/resume/"]),
     ("lampyris-python", &["scan-agent/python/src/"]),
+    // Nothing is written: it is what the macro of libFuzzer becomes.
+    ("fuzz", &[]),
 ];
 
 const FILE_LINES: usize = 800;

@@ -30,16 +30,16 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// Name of the cluster. Storage servers of another one are refused, and so is a store.
-    #[arg(long, value_parser = cluster)]
+    #[arg(long, value_parser = rpc::flags::cluster)]
     pub cluster: String,
     /// Directory of the store, made if absent. Losing it loses the file system.
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,
     /// Address for clients and storage servers.
-    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:9000", value_parser = address)]
+    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:9000", value_parser = rpc::flags::host_port)]
     pub listen: String,
     /// Address of /healthz, /readyz, /metrics, /state, PUT /v1/table and GET /v1/status.
-    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:9001", value_parser = address)]
+    #[arg(long, value_name = "HOST:PORT", default_value = "0.0.0.0:9001", value_parser = rpc::flags::host_port)]
     pub admin: String,
     /// How long the bytes of a removed file stay, for those who have it open for reading.
     #[arg(long, value_name = "SECONDS", default_value_t = crate::collect::GRACE.as_secs())]
@@ -52,24 +52,6 @@ pub struct FsckArgs {
     /// Directory of the store.
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,
-}
-
-fn cluster(text: &str) -> Result<String, String> {
-    let fits = (1..=63).contains(&text.len());
-    let plain = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-    if fits && plain {
-        Ok(text.to_owned())
-    } else {
-        Err("use the name of the StorageCluster: 1 to 63 of a-z, 0-9 and '-'".into())
-    }
-}
-
-fn address(text: &str) -> Result<String, String> {
-    let parsed = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
-    match parsed.map(|(_, port)| port.parse::<u16>()) {
-        Some(Ok(_)) => Ok(text.to_owned()),
-        _ => Err("use HOST:PORT, for example 0.0.0.0:9000".into()),
-    }
 }
 
 #[cfg(test)]
@@ -85,7 +67,7 @@ mod tests {
     fn a_wrong_flag_is_named_with_the_fix() {
         let serve = ["serve", "--cluster", "train", "--data", "/d"];
         let with = |more: &[&'static str]| error(&[&serve[..], more].concat());
-        assert!(with(&["--listen", "9000"]).contains("use HOST:PORT, for example 0.0.0.0:9000"));
+        assert!(with(&["--listen", "9000"]).contains("use HOST:PORT, for example 10.0.0.1:9000"));
         assert!(with(&["--admin", "host:99999"]).contains("--admin"));
         assert!(error(&["serve", "--cluster", "Train", "--data", "/d"]).contains("StorageCluster"));
         assert!(error(&["serve", "--cluster", "train"]).contains("--data"));

@@ -18,7 +18,7 @@ const CALL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The chunks of files, as the metadata service needs them.
 pub trait Chunks: Send + Sync + 'static {
-    /// Chunks of `file` on `chain` from `from_index` on, and the last one.
+    /// Chunks of `file` on `chain` from `from_index` on, and the last one: of the file, or at least of those.
     fn query(
         &self,
         chain: ChainId,
@@ -172,12 +172,13 @@ pub(crate) mod tests {
             self.check()?;
             let chunks = self.chunks.lock().unwrap();
             let of_file = chunks.iter().filter(|((c, id), _)| *c == chain && id.file == file);
-            let all: Vec<ChunkLength> = of_file
+            // No `last` before `from`: some servers know none.
+            let found: Vec<ChunkLength> = of_file
                 .map(|((_, id), length)| ChunkLength { index: id.index, length: *length })
+                .filter(|chunk| chunk.index >= from)
                 .collect();
-            let last = all.last().cloned();
-            let chunks = all.into_iter().filter(|c| c.index >= from).take(2).collect();
-            Ok(FileChunks { chunks, last })
+            let last = found.last().cloned();
+            Ok(FileChunks { chunks: found.into_iter().take(2).collect(), last })
         }
 
         async fn change(

@@ -81,6 +81,18 @@ pub struct Heard {
     pub used_bytes: u64,
 }
 
+impl Heard {
+    /// The targets that the process may answer from, and until when: those of which it has a copy and that it has
+    /// not given up.
+    fn leases(&self) -> impl Iterator<Item = (TargetId, u64)> {
+        let until_ms = self.at_ms + LEASE_WAIT_MS;
+        let answers = |said: &&TargetReport| {
+            said.state != LocalState::Offline && said.chain_version != ChainVersion::NONE
+        };
+        self.targets.values().filter(answers).map(move |said| (said.target, until_ms))
+    }
+}
+
 /// Everything that decisions depend on.
 #[derive(Clone, Debug)]
 pub struct State {
@@ -89,6 +101,8 @@ pub struct State {
     stored: Stored,
     heard: BTreeMap<NodeId, Heard>,
     retired: BTreeMap<NodeId, VecDeque<u64>>,
+    /// Until when a process that a newer one of its node took the place of may answer from a target.
+    old_leases_ms: BTreeMap<TargetId, u64>,
     /// Of a chain that nobody serves: when a complete copy was first heard again.
     returned_ms: BTreeMap<ChainId, u64>,
     chains_of: BTreeMap<NodeId, BTreeSet<ChainId>>,
@@ -184,7 +198,7 @@ fn move_chain(
     latest: Option<(NodeId, &Heard)>,
     chain: &Chain,
 ) -> Option<Chain> {
-    let report = |t: &ChainTarget| Some((t.id, state.report(now_ms, latest, chain.id, t.id)?));
+    let report = |t: &ChainTarget| Some((t.id, state.report(now_ms, latest, chain.id, t)?));
     let reports: Reports = chain.targets.iter().filter_map(report).collect();
     let revive = state.revive(now_ms, chain);
     let mut moved = next(chain, &reports, revive)?;
@@ -207,6 +221,7 @@ impl State {
             stored: Stored::default(),
             heard: BTreeMap::new(),
             retired: BTreeMap::new(),
+            old_leases_ms: BTreeMap::new(),
             returned_ms: BTreeMap::new(),
             chains_of: BTreeMap::new(),
         };
@@ -256,9 +271,13 @@ impl State {
     pub fn apply(&mut self, now_ms: u64, decision: Decision) {
         if let Some((node, heard)) = decision.heard {
             let incarnation = heard.incarnation;
-            let before = self.heard.insert(node, heard).map(|h| h.incarnation);
+            let before = self.heard.insert(node, heard);
             let stored = self.stored.nodes.get(&node).map(|n| n.incarnation);
-            if let Some(old) = before.or(stored).filter(|old| *old != incarnation) {
+            let known = before.as_ref().map(|h| h.incarnation);
+            if let Some(old) = known.or(stored).filter(|old| *old != incarnation) {
+                self.old_leases_ms.retain(|_, until_ms| *until_ms >= now_ms);
+                let leases = before.iter().flat_map(Heard::leases);
+                self.old_leases_ms.extend(leases);
                 let retired = self.retired.entry(node).or_default();
                 retired.push_back(old);
                 if retired.len() > RETIRED_MAX {
@@ -340,9 +359,9 @@ impl State {
         now_ms: u64,
         latest: Option<(NodeId, &Heard)>,
         chain: ChainId,
-        target: TargetId,
+        member: &ChainTarget,
     ) -> Option<Report> {
-        let node = target.node();
+        let (target, node) = (member.id, member.id.node());
         let latest = latest.filter(|(n, _)| *n == node).map(|(_, heard)| heard);
         let Some(heard) = latest.or_else(|| self.heard.get(&node)) else {
             let at_ms = self.started_ms + LEASE_WAIT_MS;
@@ -355,13 +374,32 @@ impl State {
         if now_ms > lease_end_ms {
             return Some(Report { local: Local::Offline, version, at_ms: lease_end_ms });
         }
+        let mut at_ms = heard.at_ms;
+        if version == ChainVersion::NONE && member.state == PublicState::Serving {
+            // An empty disk where a copy served: the process that had the copy may still answer.
+            let old_lease_ms = self.old_lease_ms(node, heard.incarnation, target);
+            if now_ms <= old_lease_ms {
+                return None;
+            }
+            at_ms = at_ms.max(old_lease_ms);
+        }
         let local = match said.map(|t| t.state) {
             Some(LocalState::Online) => Local::Online,
             Some(LocalState::UpToDate) => Local::UpToDate,
             // A living server that does not name a target does not have it.
             Some(LocalState::Offline) | None => Local::Offline,
         };
-        Some(Report { local, version, at_ms: heard.at_ms })
+        Some(Report { local, version, at_ms })
+    }
+
+    /// Until when processes of `node` other than `incarnation` may answer from `target`. What an earlier manager
+    /// granted is not known.
+    fn old_lease_ms(&self, node: NodeId, incarnation: u64, target: TargetId) -> u64 {
+        let before = self.heard.get(&node).filter(|heard| heard.incarnation != incarnation);
+        let before = before.into_iter().flat_map(Heard::leases).find(|(id, _)| *id == target);
+        let replaced = self.old_leases_ms.get(&target).copied();
+        let known = before.map(|(_, until_ms)| until_ms).max(replaced);
+        known.unwrap_or(0).max(self.started_ms + LEASE_WAIT_MS)
     }
 
     fn revive(&self, now_ms: u64, chain: &Chain) -> Revive {

@@ -14,8 +14,6 @@ use rpc::codec::{DecodeError, Wire};
 use rpc::message::meta::{Attributes, FileKind};
 use rpc::{wire_fields, wire_struct};
 
-/// The version that every record has so far.
-const RECORD_VERSION: u8 = 1;
 /// The least cookie of an entry: 0 starts a listing, 1 and 2 are free for `.` and `..`.
 pub const COOKIE_MIN: u64 = 3;
 
@@ -23,12 +21,14 @@ pub const COOKIE_MIN: u64 = 3;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SchemaError {
     /// A newer build wrote it.
-    #[error("value of {key} has record version {found}, this build reads {RECORD_VERSION}")]
+    #[error("value of {key} has record version {found}, this build reads {newest}")]
     Version {
         /// The key, escaped.
         key: String,
         /// What its first byte says.
         found: u8,
+        /// The newest that this build knows.
+        newest: u8,
     },
     /// It is damaged, or not of this schema.
     #[error("value of {key} cannot be read: {source}")]
@@ -51,12 +51,20 @@ pub fn show_key(key: &[u8]) -> String {
 
 /// A value of the store.
 pub trait Record: Wire {
+    /// The version that this build writes.
+    const VERSION: u8 = 1;
+
     /// The stored form.
     fn to_value(&self) -> Vec<u8> {
         let mut out = bytes::BytesMut::new();
-        RECORD_VERSION.encode(&mut out);
+        Self::VERSION.encode(&mut out);
         self.encode(&mut out);
         out.to_vec()
+    }
+
+    /// Reads the fields of an older version; none if there was no such version.
+    fn from_older(_version: u8, _fields: &Bytes) -> Option<Result<Self, DecodeError>> {
+        None
     }
 
     /// Reads the stored form; `key` is named in the error.
@@ -64,13 +72,19 @@ pub trait Record: Wire {
     /// # Errors
     /// [`SchemaError`].
     fn from_value(key: &[u8], value: &Bytes) -> Result<Self, SchemaError> {
-        match value.first() {
-            Some(&RECORD_VERSION) => Self::from_bytes(value.slice(1..))
-                .map_err(|source| SchemaError::Value { key: show_key(key), source }),
-            Some(&found) => Err(SchemaError::Version { key: show_key(key), found }),
+        let unreadable = |source| SchemaError::Value { key: show_key(key), source };
+        let Some(&found) = value.first() else {
+            return Err(unreadable(DecodeError::Truncated("record version")));
+        };
+        let fields = value.slice(1..);
+        if found == Self::VERSION {
+            return Self::from_bytes(fields).map_err(unreadable);
+        }
+        match Self::from_older(found, &fields) {
+            Some(read) => read.map_err(unreadable),
             None => {
-                let source = DecodeError::Truncated("record version");
-                Err(SchemaError::Value { key: show_key(key), source })
+                let newest = Self::VERSION;
+                Err(SchemaError::Version { key: show_key(key), found, newest })
             }
         }
     }
@@ -184,6 +198,24 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// A client that has sessions or answers.
+    pub struct ClientRecord {
+        /// Every request up to this one has ended, as the client says: it runs no more.
+        pub acknowledged: u64,
+    }
+}
+
+impl Record for ClientRecord {
+    const VERSION: u8 = 2;
+
+    /// Version 1 was a mark: the answers that were acknowledged went, and nobody noted which.
+    fn from_older(version: u8, fields: &Bytes) -> Option<Result<Self, DecodeError>> {
+        let mark = (version == 1).then(|| Mark::from_bytes(fields.clone()))?;
+        Some(mark.map(|Mark {}| Self { acknowledged: 0 }))
+    }
+}
+
+wire_struct! {
     /// What a truncation leaves to do at the chunks of its file.
     pub struct PendingCut {
         /// Where the file ended then: what lies past it goes.
@@ -244,17 +276,25 @@ wire_struct! {
     }
 }
 
+/// Reads a value as one kind of record. One of the present version writes back as the same bytes.
+fn fuzz_record<R: Record + std::fmt::Debug>(value: &Bytes) {
+    if let Ok(record) = R::from_value(b"fuzz", value) {
+        let same = *value == record.to_value();
+        let older = value.first().is_some_and(|found| *found < R::VERSION);
+        assert!(same || older, "{record:?} writes back as other bytes");
+    }
+}
+
 macro_rules! records {
-    ($($ty:ty),*) => {
+    ($($ty:ty),*; $($newer:ty),*) => {
         $(impl Record for $ty {})*
 
         /// Whatever `bytes` hold, reading them as any record ends in a value or an error, and a
         /// value writes back as the same bytes.
         pub fn fuzz_value(bytes: &[u8]) {
             let value = Bytes::copy_from_slice(bytes);
-            $(if let Ok(record) = <$ty>::from_value(b"fuzz", &value) {
-                assert!(record.to_value() == bytes, "{record:?} writes back as other bytes");
-            })*
+            $(fuzz_record::<$ty>(&value);)*
+            $(fuzz_record::<$newer>(&value);)*
         }
     };
 }
@@ -270,7 +310,8 @@ records!(
     NodeRecord,
     Chain,
     u64,
-    RoutingVersion
+    RoutingVersion;
+    ClientRecord
 );
 
 /// A key prefix: four letters.

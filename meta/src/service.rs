@@ -4,7 +4,9 @@
 use crate::chunks::Chunks;
 use crate::manager::service::Published;
 use crate::op::{Given, OpError, Operation, format};
-use crate::schema::{self, Answered, HashKey, Mark, Record, answered_key, client_key, within};
+use crate::schema::{
+    self, Answered, ClientRecord, HashKey, Record, answered_key, client_key, within,
+};
 use crate::txn::{Isolation, Scan, Store, Txn, TxnError};
 use bytes::Bytes;
 use chain::id::{ClientId, InodeId};
@@ -109,7 +111,7 @@ impl<S: Store, C: Chunks> Meta<S, C> {
                 Err(error) => return Err(internal(&error)),
             }
         }
-        Err(Error::new(Code::Conflict, format!("gave up after {ATTEMPTS_MAX} attempts")))
+        Err(gave_up())
     }
 
     /// One attempt, or what has to be done before the next one.
@@ -152,8 +154,9 @@ impl<S: Store, C: Chunks> Meta<S, C> {
             return first_answer::<R>(&key, &value, caller);
         }
         let client = client_key(caller.client);
-        if txn.get(&client, Isolation::Serializable).await?.is_none() {
-            txn.set(&client, &Mark {}.to_value());
+        match txn.get(&client, Isolation::Serializable).await? {
+            Some(value) => check_open(&ClientRecord::from_value(&client, &value)?, caller)?,
+            None => txn.set(&client, &ClientRecord { acknowledged: 0 }.to_value()),
         }
         let response = request.apply(&mut txn, &given).await?;
         let answered = Answered { kind: R::KIND.0, answer: response.to_bytes() };
@@ -168,22 +171,31 @@ impl<S: Store, C: Chunks> Meta<S, C> {
     /// As [`Meta::execute`].
     pub async fn keep_sessions(&self, request: &KeepSessions) -> Result<(), Error> {
         self.saw(request.client);
-        let attempt = async || {
-            let mut txn = self.store.begin().await?;
-            let begin = answered_key(request.client, 0);
-            let end = answered_key(request.client, request.acknowledged.saturating_add(1));
-            // A look first: most calls find nothing, and a commit costs a sync.
-            let page = txn.scan(Scan::new(begin.clone(), end.clone(), 1).snapshot()).await?;
-            if !page.pairs.is_empty() {
-                txn.clear_range(&begin, &end);
+        for _ in 0..ATTEMPTS_MAX {
+            match self.acknowledge(request.client, request.acknowledged).await {
+                Ok(()) => return Ok(()),
+                Err(OpError::Txn(error)) if error.is_retryable() => tokio::task::yield_now().await,
+                Err(error) => return Err(internal(&error)),
             }
-            txn.commit().await
-        };
-        match attempt().await {
-            // Whatever is left goes with the next call.
-            Err(error) if !error.is_retryable() => Err(internal(&error.into())),
-            _ => Ok(()),
         }
+        Err(gave_up())
+    }
+
+    /// Every request of `client` up to `acknowledged` has ended: its answer goes, and the number stays in its
+    /// place, so that the request is not carried out anew when it comes once more.
+    async fn acknowledge(&self, client: ClientId, acknowledged: u64) -> Result<(), OpError> {
+        let key = client_key(client);
+        let mut txn = self.store.begin().await?;
+        let known = txn.get(&key, Isolation::Serializable).await?;
+        let known = known.map(|value| ClientRecord::from_value(&key, &value)).transpose()?;
+        // Most calls say nothing new, and a commit costs a sync. One that was overtaken is no news either.
+        if acknowledged <= known.map_or(0, |known| known.acknowledged) {
+            return Ok(());
+        }
+        let end = answered_key(client, acknowledged.saturating_add(1));
+        txn.clear_range(&answered_key(client, 0), &end);
+        txn.set(&key, &ClientRecord { acknowledged }.to_value());
+        Ok(txn.commit().await?)
     }
 
     /// Clients that have ended: see [`CLIENT_TIMEOUT`].
@@ -244,6 +256,16 @@ impl<S: Store, C: Chunks> Meta<S, C> {
     }
 }
 
+/// Refuses a request whose end its client has seen: it lay on a connection that stood still, and would undo what
+/// came after it.
+fn check_open(known: &ClientRecord, caller: &Caller) -> Result<(), OpError> {
+    if caller.request > known.acknowledged {
+        return Ok(());
+    }
+    let why = format!("request {} of this client came late: it has ended", caller.request);
+    Err(Error::new(Code::InvalidRequest, why).into())
+}
+
 /// What the request was answered the first time. The caller never reuses a number.
 fn first_answer<R: Operation>(
     key: &[u8],
@@ -256,6 +278,10 @@ fn first_answer<R: Operation>(
         return Err(Error::new(Code::InvalidRequest, why).into());
     }
     Ok(R::Response::from_bytes(answered.answer).map_err(Error::from)?)
+}
+
+fn gave_up() -> Error {
+    Error::new(Code::Conflict, format!("gave up after {ATTEMPTS_MAX} attempts"))
 }
 
 fn internal(error: &OpError) -> Error {

@@ -8,9 +8,9 @@ use chain::layout::Layout;
 use chain::table::Chain;
 use meta::manager::spec::{ChainTableSpec, TableStatus};
 use meta::schema::{
-    Answered, DeclaredChain, DeclaredTable, DeclaredTarget, Dentry, DirectoryTime, Inode, Mark,
-    NodeRecord, PendingCut, Record, System, fuzz_value, parse_client_session_key, parse_dentry_key,
-    parse_id,
+    Answered, ClientRecord, DeclaredChain, DeclaredTable, DeclaredTarget, Dentry, DirectoryTime,
+    Inode, Mark, NodeRecord, PendingCut, Record, System, fuzz_value, parse_client_session_key,
+    parse_dentry_key, parse_id,
 };
 use rpc::message::meta::FileKind;
 
@@ -49,6 +49,7 @@ fn records() -> Vec<Vec<u8>> {
         DirectoryTime { modified_ns: 5 }.to_value(),
         Answered { kind: 3, answer: Bytes::from_static(b"answer") }.to_value(),
         Mark {}.to_value(),
+        ClientRecord { acknowledged: 11 }.to_value(),
         PendingCut { length: 6, truncate_generation: 7 }.to_value(),
         table.to_value(),
         NodeRecord { address: "10.0.0.1:9100".into(), incarnation: 8 }.to_value(),

@@ -73,8 +73,9 @@ async fn write(
     let id = UpdateId { client: ClientId::new(1), channel: ChannelId::new(1), seq: version };
     let version = UpdateVersion::new(version);
     let chain_version = ChainVersion::new(1);
-    let op = Op::Write { offset, bytes };
-    let stage = Stage { chunk, version, chain_version, id, truncate_generation: 0, op };
+    let op = Op::Write { offset, checksum: crc32c::crc32c(&bytes), bytes };
+    let (truncate_generation, expected) = (0, None);
+    let stage = Stage { chunk, version, chain_version, id, truncate_generation, expected, op };
     engine.stage(TARGET, stage).await?;
     engine.commit(TARGET, chunk, version, chain_version).await?;
     Ok(())

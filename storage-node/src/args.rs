@@ -35,7 +35,7 @@ pub enum Command {
 #[derive(Clone, Debug, clap::Args)]
 pub struct Serve {
     /// Name of the cluster. A disk of another cluster is refused.
-    #[arg(long, value_parser = cluster)]
+    #[arg(long, value_parser = rpc::flags::cluster)]
     pub cluster: String,
     /// Number of this node in the cluster, from 10001 up, never used again.
     #[arg(long, value_parser = clap::value_parser!(u32).range(10_001..))]
@@ -44,13 +44,13 @@ pub struct Serve {
     #[arg(long, required = true)]
     pub data: Vec<PathBuf>,
     /// Where the manager answers, `host:port`.
-    #[arg(long, value_parser = host_port)]
+    #[arg(long, value_parser = rpc::flags::host_port)]
     pub manager: String,
     /// Where to answer clients and other servers.
     #[arg(long, default_value = "0.0.0.0:9100")]
     pub listen: std::net::SocketAddr,
     /// Where others reach `--listen`, `host:port`; port 0 stands for the port that was bound.
-    #[arg(long, value_parser = host_port)]
+    #[arg(long, value_parser = rpc::flags::host_port)]
     pub advertise: String,
     /// Where to answer /healthz, /readyz, /metrics and /state.
     #[arg(long, default_value = "0.0.0.0:9101")]
@@ -79,24 +79,6 @@ impl From<Io> for IoMode {
             Io::Threads => Self::Threads,
         }
     }
-}
-
-fn cluster(text: &str) -> Result<String, String> {
-    let fits = (1..=63).contains(&text.len());
-    let plain = text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-');
-    if fits && plain {
-        Ok(text.to_owned())
-    } else {
-        Err("use the name of the StorageCluster: 1 to 63 of a-z, 0-9 and '-'".into())
-    }
-}
-
-fn host_port(value: &str) -> Result<String, String> {
-    let (host, port) = value.rsplit_once(':').ok_or("say host:port, for example 10.0.0.1:9100")?;
-    if host.is_empty() || port.parse::<u16>().is_err() {
-        return Err("say host:port, for example 10.0.0.1:9100".into());
-    }
-    Ok(value.to_owned())
 }
 
 #[cfg(test)]
@@ -137,7 +119,7 @@ mod tests {
         assert!(parse(&whole).is_ok());
         let bad = parse(&["--data", "/d", "--manager", "m", "--advertise", "1.2.3.4:9100"]);
         let text = bad.unwrap_err().to_string();
-        assert!(text.contains("--manager") && text.contains("host:port"), "{text}");
+        assert!(text.contains("--manager") && text.contains("HOST:PORT"), "{text}");
         let missing = parse(&["--manager", "m:1", "--advertise", "1.2.3.4:9100"]);
         assert!(missing.unwrap_err().to_string().contains("--data"));
     }

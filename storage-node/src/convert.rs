@@ -3,17 +3,24 @@
 use bytes::Bytes;
 use chain::id::{ChainVersion, UpdateVersion};
 use chain::replica::{
-    Applied, Change, Content, Forward, Identity, Known, Refusal, Stage, State, Whole,
+    Applied, Change, Content, Era, Forward, Identity, Known, Refusal, Stage, State, Whole,
 };
 use rpc::message::chain::{AppliedUpdate, Forward as ForwardMessage, Link};
-use rpc::message::storage::UpdateOp;
+use rpc::message::storage::{ChunkLength, UpdateOp};
 use rpc::{Code, Error};
 
 use crate::engine;
 
+/// CRC32C of a payload that is none.
+const NO_BYTES: u32 = 0;
+
 /// A number of the engine as the wire has it: chunks are at most 64 MiB.
 fn short(length: u64) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
+}
+
+pub(crate) fn chunk_length((index, length): (u64, u64)) -> ChunkLength {
+    ChunkLength { index, length: short(length) }
 }
 
 pub(crate) fn identity(state: &engine::ChunkState) -> Identity {
@@ -40,15 +47,16 @@ pub(crate) fn known(info: &engine::ChunkInfo, id: Option<chain::id::UpdateId>) -
 
 pub(crate) fn stage(stage: Stage) -> engine::Stage {
     let op = match stage.content {
-        Content::Change(Change::Write { offset, bytes }) => {
-            engine::Op::Write { offset: offset.into(), bytes }
+        Content::Change(Change::Write { offset, bytes, checksum }) => {
+            engine::Op::Write { offset: offset.into(), bytes, checksum }
         }
         Content::Change(Change::Truncate { length }) => {
             engine::Op::Truncate { length: length.into() }
         }
         Content::Change(Change::Remove) => engine::Op::Remove,
         Content::Whole(whole) => engine::Op::Replace(engine::Replace {
-            checksum: crc32c::crc32c(&whole.bytes),
+            // N10: what the sender's disk says, not what the bytes have become.
+            checksum: stage.checksum.unwrap_or_else(|| crc32c::crc32c(&whole.bytes)),
             bytes: whole.bytes,
             removed: whole.removed,
             duplicates: whole.duplicates.into_iter().map(|(c, l, a)| ((c, l), table(a))).collect(),
@@ -60,6 +68,7 @@ pub(crate) fn stage(stage: Stage) -> engine::Stage {
         chain_version: stage.assigned,
         id: stage.id,
         truncate_generation: stage.truncate_generation,
+        expected: stage.checksum,
         op,
     }
 }
@@ -77,26 +86,27 @@ pub(crate) fn whole(bytes: Bytes, state: &engine::ChunkState) -> Whole {
     Whole { bytes, removed: state.removed, duplicates }
 }
 
-pub(crate) fn change(op: UpdateOp, payload: Bytes) -> Change {
+/// `checksum` is the writer's, and stays with the bytes from target to target (N10).
+pub(crate) fn change(op: UpdateOp, payload: Bytes, checksum: u32) -> Change {
     match op {
-        UpdateOp::Write { offset } => Change::Write { offset, bytes: payload },
+        UpdateOp::Write { offset } => Change::Write { offset, bytes: payload, checksum },
         UpdateOp::Truncate { length } => Change::Truncate { length },
         UpdateOp::Remove => Change::Remove,
     }
 }
 
-/// The message and payload of a forward.
-pub(crate) fn forward_out(link: Link, forward: Forward) -> (ForwardMessage, Bytes) {
-    let (op, removed, duplicates, payload) = match forward.content {
-        Content::Change(Change::Write { offset, bytes }) => {
-            (Some(UpdateOp::Write { offset }), false, Vec::new(), bytes)
+/// The message and payload of a forward. The payload's checksum is never made here: it is of those
+/// who had the bytes before, so that what happened to them in this process shows at the next.
+pub(crate) fn forward_out(link: Link, era: Era, forward: Forward) -> (ForwardMessage, Bytes) {
+    let alone = |op| (Some(op), false, Vec::new());
+    let ((op, removed, duplicates), payload, checksum) = match forward.content {
+        Content::Change(Change::Write { offset, bytes, checksum }) => {
+            (alone(UpdateOp::Write { offset }), bytes, checksum)
         }
         Content::Change(Change::Truncate { length }) => {
-            (Some(UpdateOp::Truncate { length }), false, Vec::new(), Bytes::new())
+            (alone(UpdateOp::Truncate { length }), Bytes::new(), NO_BYTES)
         }
-        Content::Change(Change::Remove) => {
-            (Some(UpdateOp::Remove), false, Vec::new(), Bytes::new())
-        }
+        Content::Change(Change::Remove) => (alone(UpdateOp::Remove), Bytes::new(), NO_BYTES),
         Content::Whole(whole) => {
             let entry = |(client, channel, a): (_, _, Applied)| AppliedUpdate {
                 client,
@@ -106,11 +116,13 @@ pub(crate) fn forward_out(link: Link, forward: Forward) -> (ForwardMessage, Byte
                 length: a.length,
             };
             let duplicates = whole.duplicates.into_iter().map(entry).collect();
-            (None, whole.removed, duplicates, whole.bytes)
+            // The payload is the chunk.
+            ((None, whole.removed, duplicates), whole.bytes, forward.identity.checksum)
         }
     };
     let message = ForwardMessage {
         link,
+        era,
         chunk: forward.chunk,
         id: forward.id,
         identity: forward.identity,
@@ -119,7 +131,7 @@ pub(crate) fn forward_out(link: Link, forward: Forward) -> (ForwardMessage, Byte
         op,
         removed,
         duplicates,
-        checksum: crc32c::crc32c(&payload),
+        checksum,
     };
     (message, payload)
 }
@@ -127,7 +139,7 @@ pub(crate) fn forward_out(link: Link, forward: Forward) -> (ForwardMessage, Byte
 /// The inverse of [`forward_out`].
 pub(crate) fn forward_in(message: ForwardMessage, payload: Bytes) -> Forward {
     let content = match message.op {
-        Some(op) => Content::Change(change(op, payload)),
+        Some(op) => Content::Change(change(op, payload, message.checksum)),
         None => Content::Whole(Whole {
             bytes: payload,
             removed: message.removed,
@@ -164,6 +176,8 @@ pub(crate) fn error_out(refusal: &Refusal) -> Error {
         Refusal::NeedWhole => (Code::NeedWhole, 0),
         Refusal::Gap(version) => (Code::VersionGap, version.get()),
         Refusal::Conflict(version) => (Code::DivergedChunk, version.get()),
+        Refusal::Damaged => (Code::ChecksumMismatch, 0),
+        Refusal::Late => (Code::LateMessage, 0),
         Refusal::Engine(code, _) => (Code::from_number(code), 0),
         Refusal::Unreachable(_) => (Code::Unreachable, 0),
     };
@@ -179,7 +193,12 @@ pub(crate) fn refusal_in(error: &Error) -> Refusal {
         Code::NeedWhole => Refusal::NeedWhole,
         Code::VersionGap => Refusal::Gap(UpdateVersion::new(error.detail)),
         Code::DivergedChunk => Refusal::Conflict(UpdateVersion::new(error.detail)),
-        Code::Unreachable | Code::Timeout => Refusal::Unreachable(error.message.clone()),
+        Code::ChecksumMismatch => Refusal::Damaged,
+        Code::LateMessage => Refusal::Late,
+        // Of a defect nobody knows what became of the request either.
+        Code::Unreachable | Code::Timeout | Code::Internal => {
+            Refusal::Unreachable(error.message.clone())
+        }
         code => Refusal::Engine(code.number(), error.message.clone()),
     }
 }
@@ -191,13 +210,19 @@ pub(crate) fn engine_code(error: &engine::Error) -> Code {
         engine::Error::NoSpace { .. } => Code::NoSpace,
         engine::Error::Corrupt { .. } => Code::CorruptChunk,
         engine::Error::StaleTruncate { .. } => Code::StaleTruncate,
+        engine::Error::Damaged(_) => Code::ChecksumMismatch,
+        engine::Error::Diverged { .. } => Code::DivergedChunk,
         engine::Error::BadUpdate { .. } => Code::InvalidRequest,
         _ => Code::Internal,
     }
 }
 
 pub(crate) fn engine_refusal(error: &engine::Error) -> Refusal {
-    Refusal::Engine(engine_code(error).number(), error.to_string())
+    match error {
+        engine::Error::Damaged(_) => Refusal::Damaged,
+        engine::Error::Diverged { asked, .. } => Refusal::Conflict(*asked),
+        _ => Refusal::Engine(engine_code(error).number(), error.to_string()),
+    }
 }
 
 pub(crate) fn engine_error(error: &engine::Error) -> Error {

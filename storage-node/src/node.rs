@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
-use chain::id::{ChainId, ChunkId, InodeId, NodeId, RoutingVersion, TargetId, UpdateVersion};
+use chain::id::{ChainId, ChunkId, NodeId, RoutingVersion, TargetId};
 use chain::replica::{Update as ReplicaUpdate, Verdict};
 use chain::table::Local;
 use rpc::message::Request;
@@ -13,15 +13,13 @@ use rpc::message::chain::{
     ChunkPage, ForgetChunk, Forward, Link, ListChunks, ListedChunk, SyncDone,
 };
 use rpc::message::manager::{LocalState, TargetAssignment, TargetReport};
-use rpc::message::storage::{
-    ChunkLength, FileChunks, QueryFile, Read, Update, UpdateDone, UpdateOp,
-};
+use rpc::message::storage::{FileChunks, QueryFile, Read, Update, UpdateDone, UpdateOp};
 use rpc::serve::{Call, Handler, Reply};
 use rpc::{Code, Error};
 
 use crate::budget::Budget;
 use crate::convert;
-use crate::engine::{self, Engine};
+use crate::engine::{self, Engine, FileView};
 use crate::metrics::Metrics;
 use crate::peers::Peers;
 use crate::target::{Target, now_ms};
@@ -227,18 +225,18 @@ impl Node {
             chunk: request.chunk,
             id: request.id,
             truncate_generation: request.truncate_generation,
-            change: convert::change(request.op, call.payload),
+            change: convert::change(request.op, call.payload, request.checksum),
         };
         let done = target.update(request.chain_version, update).await?;
         Ok(Reply::new(&UpdateDone { version: done.version, chunk_length: done.length }))
     }
 
-    fn query(&self, call: &Call) -> Result<Reply, Error> {
+    async fn query(&self, call: &Call) -> Result<Reply, Error> {
         let request: QueryFile = call.decode()?;
         let target = self.target(request.target, request.chain)?;
-        let (chunks, pending) = list_file(&target, &request)?;
-        for (chunk, version) in pending {
-            let asked = request.chain_version;
+        let found = look_up_file(&target, &request).await?;
+        for (index, version) in found.pending {
+            let (asked, chunk) = (request.chain_version, ChunkId { file: request.file, index });
             match target.replica().verdict(now_ms(), asked, chunk, Some(version), false) {
                 Verdict::Answer => {}
                 Verdict::Hold => return Err(Error::new(Code::ChunkBusy, "an update is pending")),
@@ -247,9 +245,8 @@ impl Node {
         }
         let admitted = target.replica().admit(now_ms(), request.chain_version);
         admitted.map_err(|refusal| convert::error_out(&refusal))?;
-        let last = chunks.last().cloned();
-        let limit = request.limit.min(PAGE_MAX) as usize;
-        let chunks = chunks.into_iter().take(limit).collect();
+        let chunks = found.chunks.into_iter().map(convert::chunk_length).collect();
+        let last = found.last.map(convert::chunk_length);
         Ok(Reply::new(&FileChunks { chunks, last }))
     }
 
@@ -257,8 +254,8 @@ impl Node {
         let request: Forward = call.decode()?;
         check_payload(&call.payload, request.checksum)?;
         let target = self.target_of(&request.link)?;
-        let version = request.link.chain_version;
-        target.forward(version, convert::forward_in(request, call.payload)).await?;
+        let (version, era) = (request.link.chain_version, request.era);
+        target.forward(version, era, convert::forward_in(request, call.payload)).await?;
         Ok(Reply::new(&()))
     }
 
@@ -298,7 +295,7 @@ impl Node {
     async fn forget(&self, call: &Call) -> Result<Reply, Error> {
         let request: ForgetChunk = call.decode()?;
         let target = self.target_of(&request.link)?;
-        target.forget(request.link.chain_version, request.chunk).await?;
+        target.forget(request.link.chain_version, request.era, request.chunk).await?;
         Ok(Reply::new(&()))
     }
 
@@ -313,7 +310,7 @@ impl Handler for Node {
         let answer = match kind {
             Read::KIND => self.read(&call).await,
             Update::KIND => self.update(call).await,
-            QueryFile::KIND => self.query(&call),
+            QueryFile::KIND => self.query(&call).await,
             Forward::KIND => self.forward(call).await,
             ListChunks::KIND => self.list(&call),
             ForgetChunk::KIND => self.forget(&call).await,
@@ -354,35 +351,17 @@ fn check_update(request: &Update, payload: &Bytes) -> Result<(), Error> {
     Ok(())
 }
 
-type Pending = Vec<(ChunkId, UpdateVersion)>;
-
-/// All chunks of a file from an index on, and those with a pending update.
-fn list_file(target: &Target, request: &QueryFile) -> Result<(Vec<ChunkLength>, Pending), Error> {
-    let file = request.file;
-    let before = |index: u64, file: InodeId| ChunkId { file, index };
-    let mut after = match (request.from_index.checked_sub(1), file.get().checked_sub(1)) {
-        (Some(index), _) => Some(before(index, file)),
-        (None, Some(previous)) => Some(before(u64::MAX, InodeId::new(previous))),
-        (None, None) => None,
-    };
-    let (mut chunks, mut pending) = (Vec::new(), Vec::new());
-    loop {
-        let page = target.engine.list(target.id, after, PAGE_MAX as usize);
-        let page = page.map_err(|error| convert::engine_error(&error))?;
-        let is_last = page.len() < PAGE_MAX as usize;
-        after = page.last().map(|(chunk, _)| *chunk);
-        for (chunk, info) in page {
-            if chunk.file != file {
-                return Ok((chunks, pending));
-            }
-            pending.extend(info.pending.map(|p| (chunk, p.version)));
-            if let Some(state) = info.committed.filter(|c| !c.removed) {
-                let length = convert::state(&state).length;
-                chunks.push(ChunkLength { index: chunk.index, length });
-            }
-        }
-        if is_last {
-            return Ok((chunks, pending));
-        }
-    }
+/// What a query asks for. Not on a thread of the runtime: a file may have any number of removed
+/// chunks, and each of them is passed.
+async fn look_up_file(target: &Target, request: &QueryFile) -> Result<FileView, Error> {
+    let (engine, id, file) = (target.engine.clone(), target.id, request.file);
+    let (from, limit) = (request.from_index, request.limit.min(PAGE_MAX) as usize);
+    let look_up = tokio::task::spawn_blocking(move || engine.file(id, file, from, limit));
+    let found = look_up.await.map_err(|error| {
+        Error::new(Code::Internal, format!("look up the chunks of file {file}: {error}"))
+    })?;
+    found.map_err(|error| convert::engine_error(&error))
 }
+
+#[cfg(test)]
+mod tests;

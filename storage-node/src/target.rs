@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use chain::id::{ChainId, ChainVersion, ChunkId, TargetId, UpdateVersion};
 use chain::replica::{
-    Content, Done, Effect, Event, Forward, Message, Refusal, Replica, Token, Update, Verdict,
+    Content, Done, Effect, Era, Event, Forward, Message, Refusal, Replica, Token, Update, Verdict,
 };
 use chain::table::{Chain, Local};
 use rpc::codec::Wire;
@@ -71,6 +71,7 @@ impl Target {
         peers: Arc<Peers>,
     ) -> Result<Arc<Self>, engine::Error> {
         let version = record.map_or(ChainVersion::NONE, |r| r.version);
+        let incarnation = engine.state().incarnation;
         let mut pending = BTreeMap::new();
         let mut after = None;
         loop {
@@ -86,7 +87,7 @@ impl Target {
             id,
             chain,
             engine,
-            replica: Mutex::new(Replica::new(id, version, pending)),
+            replica: Mutex::new(Replica::new(id, incarnation, version, pending)),
             waiting: Mutex::default(),
             tokens: AtomicU64::new(1),
             peers,
@@ -157,17 +158,19 @@ impl Target {
     pub(crate) async fn forward(
         self: &Arc<Self>,
         version: ChainVersion,
+        era: Era,
         forward: Forward,
     ) -> Result<(), Error> {
-        self.ask(|token| Event::Forward(token, version, forward)).await.map(drop)
+        self.ask(|token| Event::Forward(token, version, era, forward)).await.map(drop)
     }
 
     pub(crate) async fn forget(
         self: &Arc<Self>,
         version: ChainVersion,
+        era: Era,
         chunk: ChunkId,
     ) -> Result<(), Error> {
-        self.ask(|token| Event::Forget(token, version, chunk)).await.map(drop)
+        self.ask(|token| Event::Forget(token, version, era, chunk)).await.map(drop)
     }
 
     pub(crate) async fn sync(
@@ -235,11 +238,11 @@ impl Target {
                     me.feed(Event::Dropped(chunk, attempt, ended(done)));
                 });
             }
-            Effect::Send { chunk, attempt, chain, chain_version, to, message, delay_ms } => {
+            Effect::Send { chunk, attempt, chain, chain_version, era, to, message, delay_ms } => {
                 tokio::spawn(async move {
                     tokio::time::sleep(Duration::from_millis(delay_ms)).await;
                     let link = Link { chain, chain_version, target: to };
-                    let sent = me.send(link, chunk, message).await;
+                    let sent = me.send(link, era, chunk, message).await;
                     me.feed(Event::Sent(chunk, attempt, sent));
                 });
             }
@@ -253,20 +256,26 @@ impl Target {
         None
     }
 
-    async fn send(&self, link: Link, chunk: ChunkId, message: Message) -> Result<(), Refusal> {
+    async fn send(
+        &self,
+        link: Link,
+        era: Era,
+        chunk: ChunkId,
+        message: Message,
+    ) -> Result<(), Refusal> {
         let to = link.target;
         let sent = match message {
-            Message::Forward(forward) => self.send_forward(link, forward).await,
+            Message::Forward(forward) => self.send_forward(link, era, forward).await,
             Message::Pending { base } => {
                 let forward = self.read_whole(chunk, Which::Pending).await?;
-                self.send_forward(link, Forward { base, ..forward }).await
+                self.send_forward(link, era, Forward { base, ..forward }).await
             }
             Message::Committed => {
                 let forward = self.read_whole(chunk, Which::Committed).await?;
-                self.send_forward(link, forward).await
+                self.send_forward(link, era, forward).await
             }
             Message::Forget => {
-                let request = ForgetChunk { link, chunk };
+                let request = ForgetChunk { link, era, chunk };
                 self.peers.call(to, &request, Bytes::new(), FORWARD_TIMEOUT).await.map(drop)
             }
         };
@@ -274,15 +283,17 @@ impl Target {
             match error.code {
                 Code::DivergedChunk | Code::VersionGap => tracing::error!(
                     chunk = %chunk, successor = %to, %error, "replicas disagree: writes stop"),
+                Code::ChecksumMismatch => tracing::warn!(
+                    chunk = %chunk, successor = %to, %error, "send it again from the disk"),
                 _ => tracing::debug!(chunk = %chunk, successor = %to, %error, "send to successor"),
             }
             convert::refusal_in(&error)
         })
     }
 
-    async fn send_forward(&self, link: Link, forward: Forward) -> Result<(), Error> {
+    async fn send_forward(&self, link: Link, era: Era, forward: Forward) -> Result<(), Error> {
         let to = link.target;
-        let (message, payload) = convert::forward_out(link, forward);
+        let (message, payload) = convert::forward_out(link, era, forward);
         self.peers.call(to, &message, payload, FORWARD_TIMEOUT).await.map(drop)
     }
 
@@ -333,6 +344,7 @@ impl Target {
                 chain_version: committed.chain_version,
                 id: committed.id,
                 truncate_generation: committed.truncate_generation,
+                expected: None,
                 // Whatever the generation: this chunk is of a history that the chain does not have.
                 op: engine::Op::Replace(engine::Replace {
                     bytes: Bytes::new(),
@@ -457,12 +469,13 @@ mod tests {
         let peers = Arc::default();
         let target = Target::open(id, ChainId::new(1), None, engine.clone(), peers).unwrap();
         let chunk = ChunkId { file: InodeId::new(7), index: 0 };
-        let ops = [
-            Op::Write { offset: 0, bytes: vec![1; 9_000].into() },
-            Op::Truncate { length: 0 },
-            Op::Write { offset: 0, bytes: vec![3; 70_000].into() },
-            Op::Remove,
-        ];
+        let write = |bytes: Vec<u8>| Op::Write {
+            offset: 0,
+            checksum: crc32c::crc32c(&bytes),
+            bytes: bytes.into(),
+        };
+        let ops =
+            [write(vec![1; 9_000]), Op::Truncate { length: 0 }, write(vec![3; 70_000]), Op::Remove];
         let none = target.read_whole(chunk, Which::Committed).await;
         assert!(matches!(none, Err(Refusal::Engine(..))), "{none:?}");
         for (raw, op) in (1..).zip(ops) {
@@ -477,6 +490,7 @@ mod tests {
                 chain_version: ChainVersion::new(1),
                 id: UpdateId { client, channel, seq: raw },
                 truncate_generation: raw,
+                expected: None,
                 op,
             };
             let state = engine.stage(id, stage).await.unwrap();

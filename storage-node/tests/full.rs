@@ -31,13 +31,16 @@ fn open(dir: &Path) -> Engine {
 }
 
 fn stage(index: u64) -> Stage {
+    let bytes = index.to_le_bytes();
+    let checksum = crc32c::crc32c(&bytes);
     Stage {
         chunk: ChunkId { file: InodeId::new(7), index: index % 10 },
         version: UpdateVersion::new(1 + index / 10),
         chain_version: ChainVersion::new(1),
         id: UpdateId { client: ClientId::new(5), channel: ChannelId::new(0), seq: index },
         truncate_generation: 0,
-        op: Op::Write { offset: 0, bytes: index.to_le_bytes().to_vec().into() },
+        expected: None,
+        op: Op::Write { offset: 0, bytes: bytes.to_vec().into(), checksum },
     }
 }
 

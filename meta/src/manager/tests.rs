@@ -304,6 +304,61 @@ fn a_restart_of_a_node_within_its_lease_changes_no_chain() {
 }
 
 #[test]
+fn a_process_with_an_empty_disk_strikes_off_its_predecessor_only_after_that_ones_lease() {
+    // The last word of the one before was heard at 10000: until 16060 it may answer reads, and nobody may then have
+    // written without it.
+    run(
+        "serve a b c
+         restart a
+         wipe a
+         wait 6000
+         show
+         wait 1000
+         show",
+        " 16000 v2 a:Serving b:Serving c:Serving
+          17000 v4 b:Serving c:Serving a:Syncing",
+    );
+}
+
+#[test]
+fn a_new_manager_waits_for_the_lease_of_a_process_that_it_never_heard() {
+    run(
+        "serve a b c
+         manager-restarts
+         restart a
+         wipe a
+         wait 6000
+         show
+         wait 1000
+         show",
+        " 16000 v2 a:Serving b:Serving c:Serving
+          17000 v4 b:Serving c:Serving a:Syncing",
+    );
+}
+
+#[test]
+fn of_several_processes_in_a_lease_the_last_one_with_the_copy_counts() {
+    run(
+        "serve a b c
+         down a
+         wait 2000
+         restart a
+         up a
+         wait 2000
+         restart a
+         wipe a
+         wait 1000
+         restart a
+         wait 4000
+         show
+         wait 2000
+         show",
+        " 19000 v2 a:Serving b:Serving c:Serving
+          21000 v4 b:Serving c:Serving a:Syncing",
+    );
+}
+
+#[test]
 fn a_failed_disk_goes_out_at_once_and_not_the_last_one() {
     run(
         "serve a b c
@@ -341,6 +396,24 @@ fn an_old_process_of_a_node_is_refused() {
     let error = s.event(&Event::Heartbeat(heartbeat('a', 1))).unwrap_err();
     assert_eq!(error.message, "node 10001: a newer process of this node has registered");
     s.event(&Event::Heartbeat(heartbeat('a', 2))).unwrap();
+}
+
+/// A process that said that it gives its target up has no lease that its successor's empty disk would have to wait for.
+#[test]
+fn nothing_is_waited_for_after_a_farewell() {
+    let mut s = Scenario::new();
+    "declare a b c\nup a b c\nwait 20000".lines().for_each(|l| s.step(l));
+    let target = node('a').target(0, 0);
+    let (chain, state) = (ChainId::new(1), LocalState::Offline);
+    let chain_version = s.servers[&'a'].version;
+    let farewell = TargetReport { target, chain, chain_version, state, used_bytes: 1 };
+    s.event(&Event::Heartbeat(Heartbeat { targets: vec![farewell], ..heartbeat('a', 1) })).unwrap();
+    s.now_ms += 10;
+    s.event(&Event::Heartbeat(heartbeat('a', 2))).unwrap();
+    s.now_ms += 10;
+    s.beat('b');
+    let chain = &s.state.stored.chains[&ChainId::new(1)];
+    assert_eq!(chain.state_of(target), Some(PublicState::Offline));
 }
 
 #[test]

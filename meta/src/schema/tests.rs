@@ -44,6 +44,20 @@ fn a_value_of_a_newer_build_is_refused_by_name_of_its_key() {
 }
 
 #[test]
+fn a_client_of_an_older_build_is_one_that_acknowledged_nothing() {
+    let key = client_key(ClientId::new(3));
+    let read = |value: &'static [u8]| ClientRecord::from_value(&key, &Bytes::from_static(value));
+    assert_eq!(read(&[1]), Ok(ClientRecord { acknowledged: 0 }));
+    assert!(matches!(read(&[1, 9]), Err(SchemaError::Value { .. })), "a mark has no fields");
+    let written = ClientRecord { acknowledged: 0x0102 }.to_value();
+    assert_eq!(written, [2, 2, 1, 0, 0, 0, 0, 0, 0]);
+    let again = ClientRecord::from_value(&key, &written.into());
+    assert_eq!(again, Ok(ClientRecord { acknowledged: 0x0102 }));
+    let error = read(&[3, 2, 1, 0, 0, 0, 0, 0, 0]).unwrap_err().to_string();
+    assert!(error.ends_with("has record version 3, this build reads 2"), "{error}");
+}
+
+#[test]
 fn every_cut_of_a_value_is_an_error() {
     let value = Bytes::from(inode().to_value());
     for cut in 0..value.len() {

@@ -184,7 +184,8 @@ impl<S: Store, C: Chunks> Meta<S, C> {
         let Some(layout) = inode.layout else { return Ok(()) };
         let mut reach = 0u64;
         for chain in layout.stripe_chains() {
-            if let Some(last) = self.chunks.query(chain, file, u64::MAX).await?.last {
+            // From the start: a server may take `last` for the last one of what it was asked for.
+            if let Some(last) = self.chunks.query(chain, file, 0).await?.last {
                 let start = last.index.saturating_mul(layout.chunk_size_bytes.into());
                 reach = reach.max(start.saturating_add(last.length.into()));
             }

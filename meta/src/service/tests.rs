@@ -223,6 +223,64 @@ async fn answers_are_kept_until_the_client_has_them() {
     assert!(!kept().await);
 }
 
+/// A request that stood still on a broken connection while its retry, on a new one, was answered and acknowledged.
+#[tokio::test]
+async fn a_request_that_comes_after_its_end_was_acknowledged_is_refused() {
+    let f = Fixture::new().await;
+    let made = f.create(ROOT, "a").await.unwrap();
+    let file = made.attributes.inode;
+    // As an older build left the record.
+    let mut txn = f.store.begin().await.unwrap();
+    txn.set(&client_key(f.client), &schema::Mark {}.to_value());
+    txn.commit().await.unwrap();
+    let (cut, rename) = (f.caller(), f.rename_request(ROOT, "a", ROOT, "b"));
+    let cut = Truncate { caller: cut, inode: file, length: 0 };
+    let open = Open { caller: f.caller(), inode: file, write: true };
+    // Its number is taken and its answer is outstanding.
+    let running = f.report_request(file, made.session);
+    f.run(&cut).await.unwrap();
+    f.run(&rename).await.unwrap();
+    f.run(&open).await.unwrap();
+    let remove = Remove { caller: f.caller(), parent: ROOT, name: "b".into(), directory: false };
+    let keep = |acknowledged| KeepSessions { client: f.client, acknowledged };
+    f.meta.keep_sessions(&keep(open.caller.request)).await.unwrap();
+    // One that was overtaken takes nothing back.
+    f.meta.keep_sessions(&keep(1)).await.unwrap();
+
+    let report = ReportLength { length: 4096, truncate_generation: 1, ..running };
+    assert_eq!(f.run(&report).await.unwrap().length, 4096, "not acknowledged yet");
+    f.rename(ROOT, "b", ROOT, "a").await.unwrap();
+    let late =
+        [f.run(&cut).await.map(drop), f.run(&rename).await.map(drop), f.run(&open).await.map(drop)];
+    for outcome in late {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.code, Code::InvalidRequest);
+        assert!(error.message.contains("came late"), "{}", error.message);
+    }
+    let now = f.lookup(ROOT, "a").await.unwrap();
+    assert_eq!((now.inode, now.length, now.truncate_generation), (file, 4096, 1));
+    // A number behind it is free, also one that others overtook.
+    assert_eq!(f.run(&remove).await.unwrap_err().code, Code::NotFound);
+    f.is_sound().await;
+}
+
+#[tokio::test]
+async fn a_request_that_never_ran_is_refused_once_its_client_has_given_up() {
+    let f = Fixture::new().await;
+    let file = f.create(ROOT, "a").await.unwrap().attributes.inode;
+    let late = Truncate { caller: f.caller(), inode: file, length: 7 };
+    let keep = KeepSessions { client: f.client, acknowledged: late.caller.request };
+    f.meta.keep_sessions(&keep).await.unwrap();
+    assert_eq!(f.run(&late).await.unwrap_err().code, Code::InvalidRequest);
+    // Of a client that this service does not know, too.
+    let stranger = Caller { client: ClientId::new(6), ..f.caller() };
+    let keep = KeepSessions { client: stranger.client, acknowledged: stranger.request };
+    f.meta.keep_sessions(&keep).await.unwrap();
+    let late = Truncate { caller: stranger, ..late };
+    assert_eq!(f.run(&late).await.unwrap_err().code, Code::InvalidRequest);
+    assert_eq!(f.attributes(file).await.unwrap().length, 0);
+}
+
 #[tokio::test]
 async fn an_unknown_commit_takes_effect_once() {
     for seed in 0..4 {

@@ -12,7 +12,9 @@ use super::{
     VALUE_MAX_BYTES, add_le, key_after,
 };
 use bytes::Bytes;
-use rocksdb::{BlockBasedOptions, Cache, DB, Direction, IteratorMode, ReadOptions, WriteBatch};
+use rocksdb::{
+    BlockBasedOptions, Cache, DB, DBRecoveryMode, Direction, IteratorMode, ReadOptions, WriteBatch,
+};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -191,6 +193,9 @@ fn options() -> rocksdb::Options {
     options.set_max_open_files(64);
     options.set_max_background_jobs(2);
     options.set_keep_log_file_num(2);
+    // A commit that was cut off at the end of the log was not synced, so nobody was told of it. A bad
+    // one before the end was: then RocksDB refuses to open instead of forgetting it and all behind it.
+    options.set_wal_recovery_mode(DBRecoveryMode::TolerateCorruptedTailRecords);
     options
 }
 

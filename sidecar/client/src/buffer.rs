@@ -3,7 +3,8 @@
 //! reach the store in their order.
 //!
 //! A write-back that fails until its deadline drops its bytes and leaves its error with the file: the next fsync or close
-//! gets it, once.
+//! gets it, once. Until then the file stays here, also when nobody is known to have it open: who opened it before this
+//! process took the mount over is not.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,7 +16,7 @@ use futures::stream::{self, StreamExt};
 use rpc::message::meta::Attributes;
 use rpc::message::storage::UpdateOp;
 use rpc::{Code, Error};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use crate::file::{Placement, pieces};
@@ -26,8 +27,6 @@ use crate::{Identity, Inner};
 const AGE_TICK: Duration = Duration::from_millis(250);
 /// After how long unwritten bytes go out by themselves.
 const AGE_MAX: Duration = Duration::from_secs(1);
-/// After how long a writer that nobody has open gives its session back.
-const IDLE_MAX: Duration = Duration::from_secs(30);
 /// Chunks of one file that are written at once.
 const PARALLEL: usize = 16;
 
@@ -141,6 +140,8 @@ struct Reach {
     /// The truncate generation under which the first of them was made. A truncation since may have cut some: the service
     /// then asks the chunks how far the file reaches.
     truncate_generation: u64,
+    /// How many they are: a report covers those that were made before it.
+    writes: u64,
 }
 
 #[derive(Debug)]
@@ -161,9 +162,36 @@ struct State {
     scheduled: bool,
     /// The age task has sent somebody.
     ageing: bool,
+    /// It is not in the map any more: whoever still has it must not put anything in.
+    retired: bool,
 }
 
 impl State {
+    fn new(identity: Identity, attributes: &Attributes) -> Self {
+        Self {
+            identity,
+            attributes: attributes.clone(),
+            sessions: Vec::new(),
+            opens: 0,
+            extents: Extents::default(),
+            unreported: None,
+            error: None,
+            oldest: None,
+            used: Instant::now(),
+            scheduled: false,
+            ageing: false,
+            retired: false,
+        }
+    }
+
+    /// Whether somebody has it open, or it holds something that is still to be written or told.
+    fn is_busy(&self) -> bool {
+        self.opens > 0
+            || !self.extents.0.is_empty()
+            || self.unreported.is_some()
+            || self.error.is_some()
+    }
+
     /// Another client may have truncated the file: what is written from now on is of its generation.
     fn learn(&mut self, attributes: &Attributes) {
         self.learn_generation(attributes.truncate_generation);
@@ -205,6 +233,11 @@ impl Buffers {
         Self { budget: Semaphore::new(bytes), bytes, writers: Mutex::new(HashMap::new()) }
     }
 
+    /// Bytes that wait to be written back, or are on their way.
+    pub(crate) fn used(&self) -> usize {
+        self.bytes.saturating_sub(self.budget.available_permits())
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<InodeId, Arc<Writer>>> {
         self.writers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -213,40 +246,42 @@ impl Buffers {
         self.lock().get(&inode).cloned()
     }
 
-    fn get_or_make(&self, identity: Identity, attributes: &Attributes) -> Arc<Writer> {
+    /// The writer of a file, made if there is none, with another session. `opens` says how many openings that is.
+    fn add_session(
+        &self,
+        identity: Identity,
+        attributes: &Attributes,
+        session: u64,
+        opens: usize,
+    ) -> Arc<Writer> {
+        // The map stays locked: nobody retires the writer between the look and the change.
         let mut writers = self.lock();
         let make = || {
-            let state = State {
-                identity,
-                attributes: attributes.clone(),
-                sessions: Vec::new(),
-                opens: 0,
-                extents: Extents::default(),
-                unreported: None,
-                error: None,
-                oldest: None,
-                used: Instant::now(),
-                scheduled: false,
-                ageing: false,
-            };
             Arc::new(Writer {
                 inode: attributes.inode,
                 chunk_size: attributes.layout.map_or(1 << 20, |layout| layout.chunk_size_bytes),
-                state: Mutex::new(state),
+                state: Mutex::new(State::new(identity, attributes)),
                 write_back: tokio::sync::Mutex::new(()),
             })
         };
-        Arc::clone(writers.entry(attributes.inode).or_insert_with(make))
+        let writer = Arc::clone(writers.entry(attributes.inode).or_insert_with(make));
+        let mut state = writer.lock();
+        state.opens += opens;
+        state.learn(attributes);
+        state.sessions.push(session);
+        state.used = Instant::now();
+        drop(state);
+        writer
     }
 
     /// Notes an opening for writing.
     pub(crate) fn opened(&self, identity: Identity, attributes: &Attributes, session: u64) {
-        let writer = self.get_or_make(identity, attributes);
-        let mut state = writer.lock();
-        state.opens += 1;
-        state.learn(attributes);
-        state.sessions.push(session);
-        state.used = Instant::now();
+        drop(self.add_session(identity, attributes, session, 1));
+    }
+
+    /// Whether this client has a session of the file: it keeps its chunks then, also without a name.
+    pub(crate) fn has_session(&self, inode: InodeId) -> bool {
+        self.get(inode).is_some_and(|writer| !writer.lock().sessions.is_empty())
     }
 
     /// Notes a truncation that this client made.
@@ -287,7 +322,7 @@ impl Inner {
         offset: u64,
         bytes: Bytes,
     ) -> Result<(), Error> {
-        let writer = self.writer(identity, inode).await?;
+        let mut writer = self.writer(identity, inode).await?;
         let chunk_size = u64::from(writer.chunk_size);
         let mut left = bytes;
         let length = left.len() as u64;
@@ -298,29 +333,41 @@ impl Inner {
             while !part.is_empty() {
                 let step = part.split_to(part.len().min(self.buffers.bytes));
                 let start = at + u64::from(piece.length) - (part.len() + step.len()) as u64;
-                self.reserve(&writer, step.len()).await?;
-                self.put(&writer, start, step);
+                let room = self.reserve(&writer, step.len()).await?;
+                while !self.put(&writer, start, step.clone()) {
+                    // Retired while this waited for room.
+                    writer = self.writer(identity, inode).await?;
+                }
+                // Given back when the bytes are written.
+                room.forget();
             }
         }
         Ok(())
     }
 
-    fn put(self: &Arc<Self>, writer: &Arc<Writer>, offset: u64, bytes: Bytes) {
+    /// Takes bytes into the buffer; not into that of a writer that was retired, which nobody writes back.
+    fn put(self: &Arc<Self>, writer: &Arc<Writer>, offset: u64, bytes: Bytes) -> bool {
         let chunk_size = u64::from(writer.chunk_size);
         let end = offset + bytes.len() as u64;
         let mut state = writer.lock();
+        if state.retired {
+            return false;
+        }
         let now = Instant::now();
         state.used = now;
         state.oldest.get_or_insert(now);
         let truncate_generation = state.attributes.truncate_generation;
-        let reach = state.unreported.get_or_insert(Reach { end, truncate_generation });
+        let fresh = Reach { end, truncate_generation, writes: 0 };
+        let reach = state.unreported.get_or_insert(fresh);
         reach.end = reach.end.max(end);
+        reach.writes += 1;
         let replaced = state.extents.put(chunk_size, offset, bytes);
         self.buffers.give_back(replaced);
         if end.is_multiple_of(chunk_size) && !std::mem::replace(&mut state.scheduled, true) {
             let (inner, writer) = (Arc::clone(self), Arc::clone(writer));
             tokio::spawn(async move { inner.write_out(&writer, false).await });
         }
+        true
     }
 
     /// The writer of a file, with a session: made anew after a restart.
@@ -333,12 +380,7 @@ impl Inner {
         let mut opened = self.open_session(identity, inode, true).await?;
         Placement::of(&opened.attributes)?;
         self.inodes.put(&mut opened.attributes);
-        let writer = self.buffers.get_or_make(identity, &opened.attributes);
-        let mut state = writer.lock();
-        state.learn(&opened.attributes);
-        state.sessions.push(opened.session);
-        drop(state);
-        Ok(writer)
+        Ok(self.buffers.add_session(identity, &opened.attributes, opened.session, 0))
     }
 
     /// If another client truncated the file since this one wrote to it, learns how far it reaches now. What is written and
@@ -349,6 +391,7 @@ impl Inner {
         let generation = attributes.truncate_generation;
         if unreported.is_some_and(|reach| reach.truncate_generation < generation) {
             self.write_out(&writer, true).await;
+            // Also after a failure: under an older generation it is the chunks that say how far the file reaches.
             if let Err(error) = self.report(&writer).await {
                 // It is reported again, and the next flush fails if it still cannot be.
                 tracing::debug!(inode = %writer.inode, %error, "report a length after a truncation");
@@ -357,19 +400,15 @@ impl Inner {
     }
 
     /// Waits for room in the budget; makes room from this file first, the age task makes it from the others.
-    async fn reserve(&self, writer: &Writer, bytes: usize) -> Result<(), Error> {
+    async fn reserve(&self, writer: &Writer, bytes: usize) -> Result<SemaphorePermit<'_>, Error> {
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
         if let Ok(permit) = self.buffers.budget.try_acquire_many(permits) {
-            permit.forget();
-            return Ok(());
+            return Ok(permit);
         }
         self.write_out(writer, true).await;
         let room = self.buffers.budget.acquire_many(permits);
         match tokio::time::timeout_at(self.until(), room).await {
-            Ok(Ok(permit)) => {
-                permit.forget();
-                Ok(())
-            }
+            Ok(Ok(permit)) => Ok(permit),
             _ => Err(Error::new(Code::Timeout, "wait for room in the write buffer")),
         }
     }
@@ -443,14 +482,18 @@ impl Inner {
     /// Writes back and reports every file; a failure stays with its file.
     pub(crate) async fn flush_all(&self) -> Result<(), Error> {
         let writers: Vec<Arc<Writer>> = self.buffers.lock().values().cloned().collect();
-        let flushed = stream::iter(writers).map(|writer| async move {
-            self.write_out(&writer, true).await;
-            let error = writer.lock().error.clone();
-            error.map_or(Ok(()), Err)?;
-            self.report(&writer).await
-        });
+        let flushed = stream::iter(writers).map(|writer| async move { self.save(&writer).await });
         let outcomes: Vec<_> = flushed.buffer_unordered(PARALLEL).collect().await;
         outcomes.into_iter().collect()
+    }
+
+    /// Writes back and reports the length. A failure to write back stays with the file, and is told before the length is:
+    /// some of the bytes that it covers are lost.
+    async fn save(&self, writer: &Writer) -> Result<(), Error> {
+        self.write_out(writer, true).await;
+        let error = writer.lock().error.clone();
+        error.map_or(Ok(()), Err)?;
+        self.report(writer).await
     }
 
     /// Tells the service how far the file reaches, if it does not know.
@@ -464,7 +507,7 @@ impl Inner {
             Some(session) => session,
             None => self.renew_session(writer, identity).await?,
         };
-        let (inode, Reach { end: length, truncate_generation }) = (writer.inode, reach);
+        let (inode, Reach { end: length, truncate_generation, .. }) = (writer.inode, reach);
         let report =
             LengthReport { identity, inode, session, length, truncate_generation, close: false };
         let mut attributes = match self.report_length(report).await {
@@ -497,7 +540,8 @@ impl Inner {
             state.opens == 0
         };
         if last {
-            if let Err(error) = self.flush(inode).await {
+            // Others may have it open since before this process: a failure is for their fsync or close.
+            if let Err(error) = self.save(&writer).await {
                 tracing::warn!(%inode, %error, "write back after the last close");
             }
             self.retire(&writer).await;
@@ -514,12 +558,15 @@ impl Inner {
     async fn retire(&self, writer: &Arc<Writer>) {
         let sessions = {
             let mut writers = self.buffers.lock();
+            // Bytes that are being written back are in no extent.
+            let Ok(_none_under_way) = writer.write_back.try_lock() else { return };
             let mut state = writer.lock();
-            let busy = state.opens > 0 || !state.extents.0.is_empty() || state.unreported.is_some();
-            if busy {
+            // What is in the map in the place of a retired one is another.
+            if state.retired || state.is_busy() {
                 return;
             }
             writers.remove(&writer.inode);
+            state.retired = true;
             std::mem::take(&mut state.sessions)
         };
         self.end_sessions(writer, sessions).await;
@@ -555,30 +602,33 @@ pub(crate) async fn age(client: Weak<Inner>) {
         tokio::time::sleep(AGE_TICK).await;
         let Some(inner) = client.upgrade() else { return };
         inner.readahead.drop_stale();
-        let pressed = inner.buffers.budget.available_permits() < inner.buffers.bytes / 4;
+        let pressed = inner.buffers.used() > inner.buffers.bytes / 4 * 3;
         let writers: Vec<Arc<Writer>> = inner.buffers.lock().values().cloned().collect();
         for writer in writers {
             let (due, idle) = {
                 let mut state = writer.lock();
                 let old = state.oldest.is_some_and(|since| pressed || since.elapsed() >= AGE_MAX);
-                let unsaid = state.unreported.is_some() && state.used.elapsed() >= AGE_MAX;
+                // A length waits for the failure before it to be told.
+                let sayable = state.unreported.is_some() && state.error.is_none();
+                let unsaid = sayable && state.used.elapsed() >= AGE_MAX;
                 let due = (old || unsaid) && !state.ageing;
                 state.ageing |= due;
-                (due, state.opens == 0 && state.used.elapsed() >= IDLE_MAX)
+                (due, !state.is_busy() && state.used.elapsed() >= inner.options.idle)
             };
             if due {
                 tokio::spawn(write_aged(Arc::clone(&inner), writer));
             } else if idle {
-                inner.retire(&writer).await;
+                // Not waited for: without the metadata service it takes long, and the others' bytes grow old.
+                let inner = Arc::clone(&inner);
+                tokio::spawn(async move { inner.retire(&writer).await });
             }
         }
     }
 }
 
 async fn write_aged(inner: Arc<Inner>, writer: Arc<Writer>) {
-    inner.write_out(&writer, true).await;
-    if let Err(error) = inner.report(&writer).await {
-        tracing::debug!(inode = %writer.inode, %error, "report a length");
+    if let Err(error) = inner.save(&writer).await {
+        tracing::debug!(inode = %writer.inode, %error, "write back what has waited");
     }
     writer.lock().ageing = false;
 }
@@ -589,6 +639,80 @@ mod tests {
     use proptest::prelude::*;
 
     const CHUNK: u64 = 64;
+    const NOBODY: Identity = Identity { uid: 0, gid: 0 };
+
+    /// A client of a cluster that does not answer, and a file of it that a write session was opened for.
+    fn client_and_writer() -> (crate::Client, Attributes, Arc<Writer>) {
+        let (deadline, attempt) = (Duration::from_millis(20), Duration::from_millis(10));
+        let nowhere = crate::ClientOptions::new("127.0.0.1:1");
+        let client = crate::Client::new(crate::ClientOptions { deadline, attempt, ..nowhere });
+        let layout = chain::layout::Layout {
+            table: 1,
+            chains: 3,
+            stripe: 3,
+            chunk_size_bytes: 1 << 20,
+            seed: 9,
+        };
+        let attributes = Attributes {
+            inode: InodeId::new(7),
+            kind: rpc::message::meta::FileKind::File,
+            mode: 0o644,
+            uid: 0,
+            gid: 0,
+            links: 1,
+            length: 0,
+            accessed_ns: 0,
+            modified_ns: 0,
+            changed_ns: 0,
+            truncate_generation: 0,
+            layout: Some(layout),
+        };
+        let writer = client.inner.buffers.add_session(NOBODY, &attributes, 1, 0);
+        (client, attributes, writer)
+    }
+
+    #[tokio::test]
+    async fn a_failure_is_kept_until_it_was_told_though_nobody_has_the_file_open() {
+        let (client, attributes, writer) = client_and_writer();
+        let (inner, inode) = (&client.inner, attributes.inode);
+        writer.lock().error = Some(Error::new(Code::NoSpace, "a chunk"));
+        inner.retire(&writer).await;
+        inner.release(inode).await;
+        assert!(!client.is_saved(inode));
+        assert_eq!(client.flush(inode).await.unwrap_err().code, Code::NoSpace);
+        assert_eq!(client.flush(inode).await, Ok(()), "it is told once");
+        inner.retire(&writer).await;
+        assert!(inner.buffers.get(inode).is_none(), "there was nothing left of it");
+    }
+
+    #[tokio::test]
+    async fn a_retired_writer_takes_no_bytes_and_its_successor_stays() {
+        let (client, attributes, old) = client_and_writer();
+        let (inner, inode) = (&client.inner, attributes.inode);
+        assert!(inner.buffers.has_session(inode));
+        inner.retire(&old).await;
+        assert!(!inner.buffers.has_session(inode));
+        assert!(!inner.put(&old, 0, Bytes::from_static(b"lost")));
+        let new = inner.buffers.add_session(NOBODY, &attributes, 2, 0);
+        assert!(inner.put(&new, 0, Bytes::from_static(b"kept")));
+        inner.retire(&old).await;
+        inner.retire(&new).await;
+        assert!(Arc::ptr_eq(&inner.buffers.get(inode).unwrap(), &new));
+        assert_eq!(flat(&new.lock().extents), [(0, b"kept".to_vec())]);
+    }
+
+    /// A write that comes while a length is being reported is not covered by that report.
+    #[tokio::test]
+    async fn a_write_of_old_bytes_is_reported_too() {
+        let (client, _, writer) = client_and_writer();
+        let put = |bytes| assert!(client.inner.put(&writer, 0, Bytes::from_static(bytes)));
+        put(b"one");
+        let before = writer.lock().unreported;
+        put(b"two");
+        let after = writer.lock().unreported;
+        assert_eq!(before.map(|reach| reach.end), after.map(|reach| reach.end));
+        assert_ne!(before, after);
+    }
 
     fn flat(extents: &Extents) -> Vec<(u64, Vec<u8>)> {
         extents.0.iter().map(|(start, extent)| (*start, extent.parts.concat())).collect()

@@ -1,8 +1,8 @@
 //! Inodes and bytes: reads over the chunks of a file, writes through the buffer, lengths, truncation, close-to-open.
 //!
 //! What holds: a read after `open` sees everything that another client closed or fsynced before; a client sees its own
-//! writes at once; holes and short chunks read as zeros up to the file's length; every byte was checked against the checksum
-//! that its server computed from verified bytes.
+//! writes at once; holes and short chunks read as zeros up to the file's length, and the chunks of a removed file as an
+//! error; every byte was checked against the checksum that its server computed from verified bytes.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -143,6 +143,18 @@ impl Inner {
         self.fresh_attributes(inode).await
     }
 
+    /// Where a file ends now, asked because a chunk has less than the known length makes of it: a hole, or a cut, or the
+    /// file was removed and its chunks with it.
+    async fn end_now(&self, inode: InodeId) -> Result<u64, Error> {
+        let now = self.fresh_attributes(inode).await?;
+        if now.links == 0 && !self.buffers.has_session(inode) {
+            let why =
+                format!("inode {inode} was removed, and its bytes may be; open the file anew");
+            return Err(Error::new(Code::NotFound, why));
+        }
+        Ok(now.length)
+    }
+
     async fn read_piece(
         &self,
         inode: InodeId,
@@ -224,7 +236,8 @@ impl Client {
         Ok(self.inner.local_view(opened.attributes))
     }
 
-    /// Bytes of a file, fewer than `length` only at its end, in the pieces in which they arrived.
+    /// Bytes of a file, fewer than `length` only at its end, in the pieces in which they arrived. [`Code::NotFound`] if it
+    /// was removed and bytes are missing.
     pub async fn read(
         &self,
         inode: InodeId,
@@ -254,7 +267,9 @@ impl Client {
             .buffered(PARALLEL)
             .try_collect()
             .await?;
-        Ok(parts.into_iter().flat_map(|(piece, bytes)| filled(bytes, piece.length)).collect())
+        let is_short = parts.iter().any(|(piece, bytes)| bytes.len() < piece.length as usize);
+        let end = if is_short { end.min(inner.end_now(inode).await?) } else { end };
+        Ok(padded(parts, end.saturating_sub(offset)))
     }
 
     /// A piece from what was read ahead, else from its chain.
@@ -327,6 +342,12 @@ impl Client {
         self.inner.buffers.is_saved(inode)
     }
 
+    /// Bytes of all files that were written and are not in the store yet.
+    #[must_use]
+    pub fn unsaved_bytes(&self) -> usize {
+        self.inner.buffers.used()
+    }
+
     /// One opening for writing has ended. Flush first; what is still unwritten is written in the background.
     pub async fn release(&self, inode: InodeId) {
         self.inner.release(inode).await;
@@ -354,6 +375,18 @@ impl Client {
         self.inner.inodes.forget(inode);
         self.inner.readahead.forget(inode);
     }
+}
+
+/// The first `left` bytes of pieces that follow each other, with zeros for what a chunk lacks.
+fn padded(parts: Vec<(Piece, Bytes)>, mut left: u64) -> Vec<Bytes> {
+    let mut out = Vec::with_capacity(parts.len());
+    for (piece, mut bytes) in parts {
+        let length = u32::try_from(left).unwrap_or(u32::MAX).min(piece.length);
+        left -= u64::from(length);
+        bytes.truncate(length as usize);
+        out.extend(filled(bytes, length));
+    }
+    out
 }
 
 /// `bytes`, and zeros behind them up to `length`.
@@ -422,6 +455,12 @@ mod tests {
         assert_eq!(&all[..2], b"ab");
         assert!(all[2..].iter().all(|byte| *byte == 0));
         assert!(filled(Bytes::new(), 0).is_empty());
+        let piece =
+            |length, bytes| (Piece { index: 0, offset: 0, length }, Bytes::from_static(bytes));
+        let parts = |left| padded(vec![piece(4, b"ab"), piece(4, b"cdef")], left).concat();
+        assert_eq!(parts(8), b"ab\0\0cdef");
+        assert_eq!(parts(6), b"ab\0\0cd");
+        assert_eq!((parts(1), parts(0)), (b"a".to_vec(), vec![]), "cut meanwhile");
     }
 
     proptest! {

@@ -45,6 +45,9 @@ pub struct ClientOptions {
     pub buffer_bytes: usize,
     /// Bytes that may be read ahead of sequential readers; 0 = none.
     pub readahead_bytes: usize,
+    /// After how long without a write a file that nobody is known to have open gives its session back: the next write
+    /// opens another one.
+    pub idle: Duration,
 }
 
 impl ClientOptions {
@@ -59,6 +62,7 @@ impl ClientOptions {
             deadline: Duration::from_secs(60),
             buffer_bytes: 16 << 20,
             readahead_bytes: 8 << 20,
+            idle: Duration::from_secs(30),
         }
     }
 }

@@ -60,6 +60,11 @@ impl Requests {
         Numbered { requests: self, number }
     }
 
+    /// Of a request that the service keeps no trace of.
+    const fn unnumbered(&self, Identity { uid, gid }: Identity) -> Caller {
+        Caller { client: self.client, request: 0, uid, gid }
+    }
+
     /// Every request up to this one has ended.
     fn acknowledged(&self) -> u64 {
         let state = self.lock();
@@ -155,6 +160,10 @@ impl Inner {
         inode: InodeId,
         write: bool,
     ) -> Result<Opened, Error> {
+        if !write {
+            let caller = self.requests.unnumbered(identity);
+            return self.meta(&Open { caller, inode, write }).await;
+        }
         let number = self.requests.number();
         self.meta(&Open { caller: number.caller(identity), inode, write }).await
     }

@@ -14,7 +14,7 @@ use crate::table::{Chain, Local, PublicState};
 
 use job::{Job, Lane};
 pub use types::{
-    Applied, Change, Content, Done, Effect, Event, Forward, Identity, Known, Message, Refusal,
+    Applied, Change, Content, Done, Effect, Era, Event, Forward, Identity, Known, Message, Refusal,
     Stage, State, Token, Update, Whole,
 };
 
@@ -43,6 +43,11 @@ pub struct Replica {
     version: ChainVersion,
     lease_until_ms: u64,
     synced: Option<ChainVersion>,
+    /// What is sent now is sent in this era.
+    era: Era,
+    /// The newest era that was heard of the predecessor under the present chain version, by a
+    /// target that syncs.
+    heard: Era,
     /// Chunks with a pending state in the engine, and its version.
     pending: BTreeMap<ChunkId, UpdateVersion>,
     /// Those that were pending when the chain got its present version. They stay here after their
@@ -54,11 +59,13 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// A target whose disk holds `version` ([`ChainVersion::NONE`] for an empty one) and the
-    /// chunks `pending` with a pending state. It serves nobody before its first chain and lease.
+    /// A target whose disk was opened `incarnation` times and holds `version`
+    /// ([`ChainVersion::NONE`] for an empty one) and the chunks `pending` with a pending state. It
+    /// serves nobody before its first chain and lease.
     #[must_use]
     pub fn new(
         id: TargetId,
+        incarnation: u64,
         version: ChainVersion,
         pending: BTreeMap<ChunkId, UpdateVersion>,
     ) -> Self {
@@ -68,6 +75,8 @@ impl Replica {
             version,
             lease_until_ms: 0,
             synced: None,
+            era: Era { incarnation, given_up: 0 },
+            heard: Era::default(),
             inherited: pending.clone(),
             pending,
             lanes: BTreeMap::new(),
@@ -187,11 +196,13 @@ impl Replica {
             Event::Update(token, version, update) => {
                 self.take_update(now_ms, token, version, update, out);
             }
-            Event::Forward(token, version, forward) => {
-                self.take_forward(token, version, forward, out);
+            Event::Forward(token, version, era, forward) => {
+                self.take_forward(token, version, era, forward, out);
             }
             Event::Sync(token, version, chunk) => self.take_sync(token, version, chunk, out),
-            Event::Forget(token, version, chunk) => self.take_forget(token, version, chunk, out),
+            Event::Forget(token, version, era, chunk) => {
+                self.take_forget(token, version, era, chunk, out);
+            }
             Event::SyncDone(token, version) => out.push(self.take_sync_done(token, version)),
             Event::Loaded(chunk, attempt, result) => self.loaded(chunk, attempt, result, out),
             Event::Staged(chunk, attempt, result) => self.staged(chunk, attempt, result, out),
@@ -230,6 +241,8 @@ impl Replica {
         assert!(chain.version >= self.version, "W1: a chain version never decreases");
         self.version = chain.version;
         self.chain = Some(chain);
+        // Another predecessor counts its eras by itself; the old one's messages are fenced (W1).
+        self.heard = Era::default();
         self.inherited = self.pending.clone();
         let busy: Vec<ChunkId> = self.lanes.keys().copied().collect();
         let idle: Vec<ChunkId> =
@@ -271,16 +284,21 @@ impl Replica {
         &mut self,
         token: Token,
         version: ChainVersion,
+        era: Era,
         forward: Forward,
         out: &mut Vec<Effect>,
     ) {
         if self.chain_version().is_none_or(|own| version > own) {
             out.push(Effect::Refresh);
         }
-        let is_in_order = matches!(self.state(), Some(PublicState::Serving | PublicState::Syncing));
-        match self.fence(version) {
-            Ok(()) if is_in_order => self.enqueue(Job::forward(token, forward), out),
-            Ok(()) => out.push(Effect::Answer(token, Err(Refusal::NotServing))),
+        let admitted = self.fence(version).and_then(|()| match self.state() {
+            // W2: it takes only what follows its content.
+            Some(PublicState::Serving) => Ok(()),
+            Some(PublicState::Syncing) => self.hear(era),
+            _ => Err(Refusal::NotServing),
+        });
+        match admitted {
+            Ok(()) => self.enqueue(Job::forward(token, forward), out),
             Err(refusal) => out.push(Effect::Answer(token, Err(refusal))),
         }
     }
@@ -304,16 +322,28 @@ impl Replica {
         &mut self,
         token: Token,
         version: ChainVersion,
+        era: Era,
         chunk: ChunkId,
         out: &mut Vec<Effect>,
     ) {
-        match self.fence(version) {
-            Ok(()) if self.state() == Some(PublicState::Syncing) => {
-                self.enqueue(Job::forget(token, chunk), out);
-            }
-            Ok(()) => out.push(Effect::Answer(token, Err(Refusal::NotServing))),
+        let admitted = self.fence(version).and_then(|()| match self.state() {
+            Some(PublicState::Syncing) => self.hear(era),
+            _ => Err(Refusal::NotServing),
+        });
+        match admitted {
+            Ok(()) => self.enqueue(Job::forget(token, chunk), out),
             Err(refusal) => out.push(Effect::Answer(token, Err(refusal))),
         }
+    }
+
+    /// S7: a message that the predecessor had given up before it sent what was heard already would
+    /// take back what came in between.
+    fn hear(&mut self, era: Era) -> Result<(), Refusal> {
+        if era < self.heard {
+            return Err(Refusal::Late);
+        }
+        self.heard = era;
+        Ok(())
     }
 
     /// Y1: only the predecessor's word under the present version counts.

@@ -31,7 +31,7 @@ pub struct Answer {
 }
 
 type Future2<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-type MoreMetrics = dyn Fn() -> Future2<String> + Send + Sync;
+type ForOthers = dyn Fn() -> Future2<String> + Send + Sync;
 type Routes = dyn Fn(Method, String, Bytes) -> Future2<Option<Answer>> + Send + Sync;
 
 /// What the endpoint shows of its process.
@@ -40,7 +40,8 @@ pub struct Admin {
     ready: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
     state: Box<dyn Fn() -> serde_json::Value + Send + Sync>,
     routes: Option<Box<Routes>>,
-    more_metrics: Option<Box<MoreMetrics>>,
+    more_metrics: Option<Box<ForOthers>>,
+    document: Option<(&'static str, Box<ForOthers>)>,
 }
 
 impl std::fmt::Debug for Admin {
@@ -63,6 +64,7 @@ impl Admin {
             state: Box::new(state),
             routes: None,
             more_metrics: None,
+            document: None,
         }
     }
 
@@ -89,6 +91,18 @@ impl Admin {
         self
     }
 
+    /// Adds a JSON document at `path` that the process passes on for others: as text, which needs much less room than
+    /// the values in it.
+    #[must_use]
+    pub fn with_document<F, T>(mut self, path: &'static str, document: F) -> Self
+    where
+        F: Fn() -> T + Send + Sync + 'static,
+        T: Future<Output = String> + Send + 'static,
+    {
+        self.document = Some((path, Box::new(move || Box::pin(document()))));
+        self
+    }
+
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let (parts, body) = request.into_parts();
         match (&parts.method, parts.uri.path()) {
@@ -110,6 +124,11 @@ impl Admin {
     }
 
     async fn route(&self, method: Method, path: String, body: Incoming) -> Response<Full<Bytes>> {
+        if let Some((at, document)) = &self.document
+            && (&method, path.as_str()) == (&Method::GET, *at)
+        {
+            return with_type(StatusCode::OK, "application/json", document().await.into());
+        }
         let Some(routes) = &self.routes else {
             return text(StatusCode::NOT_FOUND, "no such path\n");
         };

@@ -106,6 +106,9 @@ codes! {
     /// Two replicas hold different bytes under one version: writes to the chunk stop, a human
     /// must look. `detail` is the version.
     DivergedChunk = 34, Backoff;
+    /// The sender has been heard since it gave up a message, and this one is from before: it sends
+    /// it again; only neighbours in a chain see this.
+    LateMessage = 35, Backoff;
 
     /// No such file or directory.
     NotFound = 50, Never;

@@ -8,8 +8,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 /// `LMPY` in the order of the bytes on the wire.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"LMPY");
-/// The one version so far.
-pub const VERSION: u8 = 1;
+/// The version that `WIRE.md` describes.
+pub const VERSION: u8 = 2;
 /// Size of the header in bytes.
 pub const HEADER_SIZE: usize = 64;
 /// Most bytes of one message head: a routing table of the largest cluster fits.

@@ -31,15 +31,16 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use chain::id::{ChainVersion, ChunkId, TargetId, UpdateVersion};
+use chain::id::{ChainVersion, ChunkId, InodeId, TargetId, UpdateVersion};
 use rocksdb::DB;
 use tokio::sync::{Mutex, MutexGuard};
 
 pub use fuzz::fuzz_open;
 pub use superblock::OpenError;
 pub use types::{
-    Applied, ChunkInfo, ChunkState, Duplicates, EngineState, Error, IoMode, MAX_CHUNK_SIZE,
-    MAX_DUPLICATES, MAX_TARGET_RECORD, Op, Options, Place, Read, Replace, Stage, Stats, Which,
+    Applied, ChunkInfo, ChunkState, Duplicates, EngineState, Error, FileView, IoMode,
+    MAX_CHUNK_SIZE, MAX_DUPLICATES, MAX_TARGET_RECORD, Op, Options, Place, Read, Replace, Stage,
+    Stats, Which,
 };
 pub use verify::{Problem, Report, verify};
 
@@ -181,6 +182,22 @@ impl Engine {
         self.inner.check_alive()?;
         let page = store::list(&self.inner.db, target, from, limit)?;
         Ok(page.into_iter().map(|(chunk, records)| (chunk, info(records))).collect())
+    }
+
+    /// Up to `limit` chunks of a file from index `from` on, the file's last chunk, and what is
+    /// pending there, as of one moment. Blocks: records of removals are passed one by one.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] at the first record on the way that does not verify.
+    pub fn file(
+        &self,
+        target: TargetId,
+        file: InodeId,
+        from: u64,
+        limit: usize,
+    ) -> Result<FileView, Error> {
+        self.inner.check_alive()?;
+        store::file(&self.inner.db, target, file, from, limit)
     }
 
     /// Drops the record of a removal; durable on return. An unknown chunk is fine.

@@ -91,7 +91,7 @@ fn takes_away(op: &Op, old: &ChunkState) -> bool {
 fn check_replace(place: Place, replace: &Replace) -> Result<(), Error> {
     let bad = |detail| Err(Error::BadUpdate { place, detail });
     if crc32c::crc32c(&replace.bytes) != replace.checksum {
-        return bad("bytes do not match the checksum that came with them");
+        return Err(Error::Damaged(place));
     }
     if replace.bytes.len() as u64 > MAX_CHUNK_SIZE {
         return bad("longer than 64 MiB");
@@ -112,7 +112,7 @@ pub(super) fn plan(place: Place, op: &Op, old: Option<&ChunkRecord>) -> Result<P
     let fragments = old.map_or(&[][..], |o| &o.fragments);
     match op {
         Op::Write { bytes, .. } if bytes.is_empty() => Err(bad("an empty write")),
-        Op::Write { offset, bytes } => {
+        Op::Write { offset, bytes, .. } => {
             let end = offset.checked_add(bytes.len() as u64).filter(|e| *e <= MAX_CHUNK_SIZE);
             let end = end.ok_or_else(|| bad("a write beyond 64 MiB"))?;
             Ok(plan_write(*offset..end, old_length, fragments))
@@ -330,10 +330,13 @@ mod tests {
         let chunk = ChunkId { file: InodeId::new(1), index: 0 };
         let place = Place { target: TargetId::new(1), chunk };
         let refused = |op| matches!(plan(place, &op, None), Err(Error::BadUpdate { .. }));
-        let bytes = Bytes::from_static(b"x");
-        assert!(refused(Op::Write { offset: 0, bytes: Bytes::new() }));
-        assert!(refused(Op::Write { offset: MAX_CHUNK_SIZE, bytes: bytes.clone() }));
-        assert!(refused(Op::Write { offset: u64::MAX, bytes }));
+        let write = |offset, bytes: &'static [u8]| {
+            let bytes = Bytes::from_static(bytes);
+            Op::Write { offset, checksum: crc32c::crc32c(&bytes), bytes }
+        };
+        assert!(refused(write(0, b"")));
+        assert!(refused(write(MAX_CHUNK_SIZE, b"x")));
+        assert!(refused(write(u64::MAX, b"x")));
         assert!(refused(Op::Truncate { length: MAX_CHUNK_SIZE + 1 }));
     }
 }

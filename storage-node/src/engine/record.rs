@@ -57,6 +57,14 @@ pub(super) struct ChunkRecord {
     pub(super) fragments: Vec<Fragment>,
 }
 
+/// What a listing needs of a chunk's record, read without the rest of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Outline {
+    pub(super) version: UpdateVersion,
+    pub(super) length: u64,
+    pub(super) removed: bool,
+}
+
 /// What a block holds. Written once with the block, deleted with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BlockRecord {
@@ -84,7 +92,8 @@ pub(super) fn pending_key(place: Place) -> Vec<u8> {
     chunk_key(b'p', place)
 }
 
-fn chunk_key(kind: u8, place: Place) -> Vec<u8> {
+/// The key of a chunk's record of one kind.
+pub(super) fn chunk_key(kind: u8, place: Place) -> Vec<u8> {
     let mut key = target_prefix(kind, place.target);
     key.extend(place.chunk.to_bytes());
     key
@@ -205,6 +214,16 @@ impl ChunkRecord {
         let record = Self { state, fragments };
         record.validate()?;
         Ok(record)
+    }
+
+    /// The first fields of a record. All of it is verified, none of the rest is kept.
+    pub(super) fn outline(key: &[u8], value: &[u8]) -> Result<Outline, &'static str> {
+        let mut from = Cursor(unseal(key, value)?);
+        let version = UpdateVersion::new(from.u64()?);
+        let [_chain_version, length] = [from.u64()?, from.u64()?];
+        let _checksum_and_generation = (from.u32()?, from.u64()?);
+        let [flags] = from.take()?;
+        Ok(Outline { version, length, removed: flags & REMOVED != 0 })
     }
 
     fn validate(&self) -> Result<(), &'static str> {

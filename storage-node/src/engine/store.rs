@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use chain::id::{ChunkId, TargetId};
+use chain::id::{ChunkId, InodeId, TargetId};
 use rocksdb::{
-    BlockBasedOptions, Cache, DB, DBCompressionType, DBRecoveryMode, LogLevel, Options, Snapshot,
+    BlockBasedOptions, Cache, DB, DBCompressionType, DBRecoveryMode, Direction, IteratorMode,
+    LogLevel, Options, ReadOptions, Snapshot,
 };
 
 use super::alloc::Block;
-use super::record::{self, BlockRecord, ChunkRecord};
-use super::types::{Error, Place};
+use super::record::{self, BlockRecord, ChunkRecord, Outline};
+use super::types::{Error, FileView, Place};
 
 /// Write buffers and block cache are small: a storage server has 128 MiB for all its disks, and
 /// the kernel caches metadata files besides.
@@ -99,7 +100,7 @@ pub(super) fn list(
             // Just behind that key: no key continues another one.
             start.push(0);
         }
-        let mode = rocksdb::IteratorMode::From(&start, rocksdb::Direction::Forward);
+        let mode = IteratorMode::From(&start, Direction::Forward);
         for item in snapshot.iterator(mode).take(limit) {
             let nowhere = Place { target, chunk: ChunkId::from_bytes([0; 16]) };
             let (key, value) = item.map_err(|e| corrupt(nowhere, e.as_ref()))?;
@@ -115,6 +116,82 @@ pub(super) fn list(
         }
     }
     Ok(found.into_iter().take(limit).collect())
+}
+
+/// The records of one kind of a file's chunks from index `from` on, or the same from the last on.
+fn of_file(
+    view: &Snapshot<'_>,
+    kind: u8,
+    target: TargetId,
+    first: ChunkId,
+    direction: Direction,
+) -> impl Iterator<Item = Result<(u64, Outline), Error>> {
+    let key = |chunk| record::chunk_key(kind, Place { target, chunk });
+    let (low, high) = (key(first), key(ChunkId { index: u64::MAX, ..first }));
+    let start = match direction {
+        Direction::Forward => low.clone(),
+        Direction::Reverse => high.clone(),
+    };
+    // The bounds keep the search from wading through what was deleted beside the file.
+    let mut options = ReadOptions::default();
+    options.set_iterate_lower_bound(low);
+    // Just behind the last key: no key continues another one.
+    options.set_iterate_upper_bound([&high[..], &[0]].concat());
+    let records = view.iterator_opt(IteratorMode::From(&start, direction), options);
+    records.map(move |item| {
+        let somewhere = Place { target, chunk: first };
+        let (key, value) = item.map_err(|e| corrupt(somewhere, e.as_ref()))?;
+        let place =
+            record::parse_chunk_key(&key).ok_or_else(|| corrupt(somewhere, "malformed key"))?;
+        let outline = ChunkRecord::outline(&key, &value).map_err(|e| corrupt(place, e))?;
+        Ok((place.chunk.index, outline))
+    })
+}
+
+/// Up to `limit` chunks of a file from index `from` on, its last one, and what is pending there.
+pub(super) fn file(
+    db: &DB,
+    target: TargetId,
+    file: InodeId,
+    from: u64,
+    limit: usize,
+) -> Result<FileView, Error> {
+    // One snapshot, so that a commit between two passes moves nothing out of sight.
+    let view = db.snapshot();
+    let records =
+        |kind, index, direction| of_file(&view, kind, target, ChunkId { file, index }, direction);
+    let mut found = FileView::default();
+    for item in records(b'c', from, Direction::Forward) {
+        if found.chunks.len() >= limit {
+            break;
+        }
+        let (index, outline) = item?;
+        if !outline.removed {
+            found.chunks.push((index, outline.length));
+        }
+    }
+    let reaches_end = found.chunks.len() < limit;
+    found.last = found.chunks.last().copied().filter(|_| reaches_end);
+    if found.last.is_none() {
+        for item in records(b'c', 0, Direction::Reverse) {
+            let (index, outline) = item?;
+            if !outline.removed {
+                found.last = Some((index, outline.length));
+                break;
+            }
+        }
+    }
+    // What is pending in the part that was asked for, and what may move the end.
+    let last = found.last.map_or(0, |(index, _)| index);
+    let listed_to = found.chunks.last().map(|(index, _)| *index);
+    for item in records(b'p', from.min(last), Direction::Forward) {
+        let (index, outline) = item?;
+        let is_listed = from <= index && (reaches_end || listed_to.is_some_and(|to| index <= to));
+        if is_listed || index >= last {
+            found.pending.push((index, outline.version));
+        }
+    }
+    Ok(found)
 }
 
 fn corrupt(place: Place, detail: &str) -> Error {

@@ -75,12 +75,14 @@ fn stage(chunk: ChunkId, raw: u64, op: Op) -> Stage {
         id: id(0, raw),
         // Each update of a test comes after a truncation of its own, so that any may cut.
         truncate_generation: raw,
+        expected: None,
         op,
     }
 }
 
 fn write(offset: u64, bytes: impl Into<Bytes>) -> Op {
-    Op::Write { offset, bytes: bytes.into() }
+    let bytes = bytes.into();
+    Op::Write { offset, checksum: crc32c::crc32c(&bytes), bytes }
 }
 
 fn replace(bytes: &[u8]) -> Replace {
@@ -276,7 +278,7 @@ on_both_io_modes! {
         let whole = Replace { duplicates: [(lane, applied)].into(), ..replace(b"theirs") };
         let bad = Replace { checksum: 1, ..whole.clone() };
         let answer = engine.stage(TARGET, stage(chunk(0), 41, Op::Replace(bad))).await;
-        assert!(matches!(answer, Err(Error::BadUpdate { .. })));
+        assert!(matches!(answer, Err(Error::Damaged(_))));
         engine.stage(TARGET, stage(chunk(0), 41, Op::Replace(whole.clone()))).await.unwrap();
         engine.commit(TARGET, chunk(0), version(41), chain_version(2)).await.unwrap();
         let info = engine.meta(TARGET, chunk(0)).unwrap();
@@ -314,6 +316,90 @@ on_both_io_modes! {
             let expected = Applied { seq, version: version(at), length: 1 };
             assert_eq!(state.duplicates.get(&lane(client)), Some(&expected));
         }
+    }
+
+    async fn a_write_whose_bytes_changed_on_the_way_is_refused(io: IoMode) {
+        let disk = Disk::new(io);
+        let engine = disk.open();
+        update(&engine, chunk(0), 1, write(0, vec![1; 200_000])).await;
+        let (before, used) = (engine.meta(TARGET, chunk(0)).unwrap(), engine.stats().used_bytes);
+        for offset in [0, 5, 70_000] {
+            let mut bytes = vec![2; 100_000];
+            let checksum = crc32c::crc32c(&bytes);
+            bytes[99_999] ^= 0x10;
+            let op = Op::Write { offset, bytes: bytes.into(), checksum };
+            let answer = engine.stage(TARGET, stage(chunk(0), 2, op)).await;
+            assert!(matches!(answer, Err(Error::Damaged(_))), "{answer:?}");
+        }
+        assert_eq!(engine.meta(TARGET, chunk(0)).unwrap(), before);
+        assert_eq!(engine.stats().used_bytes, used);
+        update(&engine, chunk(0), 2, write(70_000, vec![2; 100_000])).await;
+    }
+
+    async fn an_update_that_makes_other_bytes_than_elsewhere_leaves_nothing(io: IoMode) {
+        let disk = Disk::new(io);
+        let engine = disk.open();
+        update(&engine, chunk(0), 1, write(0, "old bytes")).await;
+        let (before, used) = (engine.meta(TARGET, chunk(0)).unwrap(), engine.stats().used_bytes);
+        let expected = Some(crc32c::crc32c(b"new bytes"));
+        let asked = |op| Stage { expected, ..stage(chunk(0), 2, op) };
+        for op in [
+            write(0, "now"),
+            Op::Truncate { length: 3 },
+            Op::Truncate { length: 90_000 },
+            Op::Remove,
+            Op::Replace(replace(b"not bytes")),
+        ] {
+            let answer = engine.stage(TARGET, asked(op.clone())).await;
+            assert!(matches!(answer, Err(Error::Diverged { .. })), "{op:?}: {answer:?}");
+            assert_eq!(engine.meta(TARGET, chunk(0)).unwrap(), before);
+        }
+        assert_eq!(engine.stats().used_bytes, used);
+        // Nor does what is pending answer for another content.
+        let right = asked(write(0, "new"));
+        let pending = engine.stage(TARGET, right.clone()).await.unwrap();
+        let other = Stage { expected: Some(1), ..right.clone() };
+        let answer = engine.stage(TARGET, other).await;
+        assert!(matches!(answer, Err(Error::Diverged { .. })), "{answer:?}");
+        assert_eq!(engine.stage(TARGET, right).await.unwrap(), pending);
+    }
+
+    async fn a_file_is_told_by_its_chunks_and_its_last_one(io: IoMode) {
+        let disk = Disk::new(io);
+        let engine = disk.open();
+        let file = |from, limit| engine.file(TARGET, InodeId::new(7), from, limit).unwrap();
+        assert_eq!(file(0, 9), FileView::default());
+        let of = |file, index| ChunkId { file: InodeId::new(file), index };
+        let longest = u64::MAX;
+        for (of_file, index, length) in
+            [(7, 0, 10), (7, 3, 11), (7, 8, 12), (7, longest, 13), (6, longest, 1), (8, 0, 1)]
+        {
+            update(&engine, of(of_file, index), 1, write(0, vec![1; length])).await;
+        }
+        assert_eq!(file(0, 9).chunks, [(0, 10), (3, 11), (8, 12), (longest, 13)]);
+        for (from, limit) in [(0, 1), (4, 9), (longest, 9), (0, 0)] {
+            assert_eq!(file(from, limit).last, Some((longest, 13)), "from {from}, {limit}");
+        }
+        update(&engine, of(7, longest), 2, Op::Remove).await;
+        update(&engine, of(7, 3), 2, Op::Remove).await;
+        let last = Some((8, 12));
+        assert_eq!(file(1, 1), FileView { chunks: vec![(8, 12)], last, pending: vec![] });
+        assert_eq!(file(longest, 9), FileView { chunks: vec![], last, pending: vec![] });
+        // Pending: what was asked for, and what may move the end.
+        for (index, raw) in [(0, 2), (3, 3), (8, 2), (9, 1)] {
+            engine.stage(TARGET, stage(of(7, index), raw, write(0, "x"))).await.unwrap();
+        }
+        let pending = |from, limit| -> Vec<u64> {
+            file(from, limit).pending.into_iter().map(|(index, _)| index).collect()
+        };
+        assert_eq!(pending(0, 9), [0, 3, 8, 9]);
+        assert_eq!(pending(0, 1), [0, 8, 9]);
+        assert_eq!(pending(1, 9), [3, 8, 9]);
+        assert_eq!(pending(longest, 9), [8, 9]);
+        update(&engine, of(6, 0), 1, Op::Remove).await;
+        let other = |n| engine.file(TARGET, InodeId::new(n), 0, 9).unwrap();
+        assert_eq!(other(6).last, Some((longest, 1)));
+        assert_eq!((other(8).chunks, other(8).last), (vec![(0, 1)], Some((0, 1))));
     }
 
     async fn chunks_are_listed_in_order_and_in_pages(io: IoMode) {

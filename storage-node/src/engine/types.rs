@@ -104,6 +104,9 @@ pub struct Stage {
     /// Count of the file's truncations that the writer knew. An older one is refused, and the same
     /// one if it takes bytes away.
     pub truncate_generation: u64,
+    /// CRC32C that all bytes of the chunk must have afterwards, if another replica has applied the
+    /// update: one that makes other bytes here is refused.
+    pub expected: Option<u32>,
     /// What to do.
     pub op: Op,
 }
@@ -117,6 +120,8 @@ pub enum Op {
         offset: u64,
         /// What to put there; not empty.
         bytes: Bytes,
+        /// CRC32C of `bytes`, as the writer computed it: checked where they lie for the disk.
+        checksum: u32,
     },
     /// Set the length; a longer chunk reads as zero behind the old end.
     Truncate {
@@ -154,6 +159,17 @@ pub struct Applied {
     pub version: UpdateVersion,
     /// Length of the chunk after it, in bytes.
     pub length: u64,
+}
+
+/// What a target holds of one file, as of one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FileView {
+    /// Index and length of the chunks that were asked for, in order; none that is removed.
+    pub chunks: Vec<(u64, u64)>,
+    /// Index and length of the file's last chunk, wherever that is.
+    pub last: Option<(u64, u64)>,
+    /// Index and version of each pending update that changes what is said here.
+    pub pending: Vec<(u64, UpdateVersion)>,
 }
 
 /// One state of a chunk, committed or pending.
@@ -308,6 +324,23 @@ pub enum Error {
         asked: u64,
         /// The generation that is stored.
         stored: u64,
+    },
+    /// The bytes of the update changed on their way.
+    #[error("update of {0}: its bytes do not match the checksum that came with them")]
+    Damaged(Place),
+    /// The update makes other bytes here than where it was applied before.
+    #[error(
+        "update {asked} of {place} makes bytes with checksum {made:#010x}, not {expected:#010x}"
+    )]
+    Diverged {
+        /// Where.
+        place: Place,
+        /// Version of the update.
+        asked: UpdateVersion,
+        /// CRC32C of what it makes here.
+        made: u32,
+        /// CRC32C of what it made there.
+        expected: u32,
     },
     /// The update is malformed: the caller's fault.
     #[error("update of {place}: {detail}")]

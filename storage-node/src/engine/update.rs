@@ -33,6 +33,7 @@ impl Inner {
         let view = self.db.snapshot();
         let Records { committed, pending } = store::chunk(&view, place)?;
         if let Some(known) = pending.as_ref().filter(|p| is_same(&p.state, &stage)) {
+            check_content(place, &stage, known.state.checksum)?;
             return self.restage(place, known, stage.chain_version).await;
         }
         let states = [&committed, &pending].map(|r| r.as_ref().map(|r| &r.state));
@@ -49,7 +50,7 @@ impl Inner {
         fill(&stage.op, rewrite.start, length, &mut buf);
         let mut change = Change::new(Durability::Metadata);
         if !rewrite.is_empty() {
-            let written = self.write_block(place, stage.version, rewrite, buf).await?;
+            let written = self.write_block(place, &stage, rewrite, buf).await?;
             let key = record::block_key(written.allocation.block());
             change.puts.push((key.clone(), written.record.encode(&key)));
             change.durability = Durability::Data;
@@ -58,6 +59,8 @@ impl Inner {
             kept.sort_unstable_by_key(|f| f.page);
         }
         let state = plan::next_state(&stage, states[0], length, &kept);
+        // Before anything names the new bytes: what is refused is nowhere after a crash either.
+        check_content(place, &stage, state.checksum)?;
         let next = ChunkRecord { state, fragments: kept };
         let key = record::pending_key(place);
         change.puts.push((key.clone(), next.encode(&key)));
@@ -204,13 +207,11 @@ impl Inner {
     async fn write_block(
         &self,
         place: Place,
-        version: UpdateVersion,
+        stage: &Stage,
         rewrite: Range<u32>,
         buf: AlignedBuf,
     ) -> Result<Written, Error> {
-        let allocation = self.take_block(buf.len() as u64).await?;
-        let block = allocation.block();
-        let base = rewrite.start;
+        let (version, base) = (stage.version, rewrite.start);
         let domains = rewrite.clone().map(|p| checksum::domain(place, version, p.into()));
         let pages = domains.zip(buf.as_ref().chunks_exact(PAGE_SIZE));
         let (checksums, plain): (Vec<_>, Vec<_>) = pages
@@ -219,6 +220,12 @@ impl Inner {
                 (stored, checksum::unseal(domain, stored))
             })
             .unzip();
+        // Only now: from here on the checksums of the pages tell if a byte changes.
+        if !is_as_sent(&stage.op, base, buf.as_ref()) {
+            return Err(Error::Damaged(place));
+        }
+        let allocation = self.take_block(buf.len() as u64).await?;
+        let block = allocation.block();
         let pages = rewrite.end - rewrite.start;
         let fragment = Fragment { page: base, pages, block, base, crc: checksum::fold(plain) };
         let bytes = buf.len() as u64;
@@ -248,14 +255,37 @@ fn is_same(pending: &ChunkState, stage: &Stage) -> bool {
     pending.version == stage.version && pending.id == stage.id && is_same_kind
 }
 
+/// The same change on the same base must give the same bytes.
+fn check_content(place: Place, stage: &Stage, made: u32) -> Result<(), Error> {
+    match stage.expected {
+        Some(expected) if expected != made => {
+            Err(Error::Diverged { place, asked: stage.version, made, expected })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The update's own bytes, and where they belong in a buffer that begins with page `from`.
+fn payload(op: &Op, from: u32) -> (usize, &[u8]) {
+    let start = u64::from(from) * PAGE_SIZE as u64;
+    match op {
+        Op::Write { offset, bytes, .. } => (page_size(offset - start), bytes.as_ref()),
+        Op::Replace(replace) => (0, replace.bytes.as_ref()),
+        Op::Truncate { .. } | Op::Remove => (0, &[][..]),
+    }
+}
+
+/// Whether a write lies in the buffer as its writer had it.
+fn is_as_sent(op: &Op, from: u32, buf: &[u8]) -> bool {
+    let Op::Write { checksum, .. } = op else { return true };
+    let (at, bytes) = payload(op, from);
+    buf.get(at..at + bytes.len()).is_some_and(|there| crc32c::crc32c(there) == *checksum)
+}
+
 /// Puts the update's own bytes over the copied ones, and zeros behind the end of the chunk.
 fn fill(op: &Op, from: u32, length: u64, buf: &mut AlignedBuf) {
     let start = u64::from(from) * PAGE_SIZE as u64;
-    let (at, bytes) = match op {
-        Op::Write { offset, bytes } => (page_size(offset - start), bytes.as_ref()),
-        Op::Replace(replace) => (0, replace.bytes.as_ref()),
-        Op::Truncate { .. } | Op::Remove => (0, &[][..]),
-    };
+    let (at, bytes) = payload(op, from);
     if let Some(space) = buf.as_mut().get_mut(at..at + bytes.len()) {
         space.copy_from_slice(bytes);
     }

@@ -19,7 +19,7 @@ use rpc::message::Request;
 use rpc::message::manager::{
     Heartbeat, HeartbeatDone, LocalState, NodeAddress, Routing, TargetAssignment,
 };
-use rpc::message::storage::{Read, Update, UpdateOp};
+use rpc::message::storage::{FileChunks, QueryFile, Read, Update, UpdateOp};
 use rpc::serve::{Call, Handler, Reply};
 use rpc::{Code, Error, Retry};
 use storage_node::args::{Io, Serve};
@@ -497,6 +497,14 @@ impl Client {
             assert!(Instant::now() < deadline, "update {index}: {error}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// What a target says of the file.
+    pub(crate) async fn query(&self, target: TargetId, from_index: u64, limit: u32) -> FileChunks {
+        let chain = self.manager.chain();
+        let (chain, chain_version, file) = (chain.id, chain.version, FILE);
+        let request = QueryFile { chain, chain_version, target, file, from_index, limit };
+        self.call(target, &request, Bytes::new()).await.expect("query").0
     }
 
     pub(crate) async fn read_at(&self, target: TargetId, index: u64) -> Result<Vec<u8>, Error> {

@@ -47,6 +47,13 @@ fn names(dir: &Path) -> std::collections::BTreeSet<std::ffi::OsString> {
     files.filter(|name| name != "LOCK").collect()
 }
 
+/// The log that RocksDB writes in `dir`.
+fn log_of(dir: &Path) -> std::fs::File {
+    let files = std::fs::read_dir(dir).unwrap().map(|f| f.unwrap().path());
+    let log = files.filter(|p| p.extension().is_some_and(|e| e == "log")).max().unwrap();
+    std::fs::OpenOptions::new().read(true).write(true).open(log).unwrap()
+}
+
 async fn contents(store: &Embedded) -> Vec<(Bytes, Bytes)> {
     let mut txn = store.begin().await.unwrap();
     txn.scan(Scan::new(vec![], vec![255], 10_000)).await.unwrap().pairs
@@ -86,13 +93,34 @@ async fn a_torn_log_loses_whole_commits_from_the_end() {
         txn.commit().await.unwrap();
     }
     let image = copy(dir.path());
-    let files = std::fs::read_dir(image.path()).unwrap().map(|f| f.unwrap().path());
-    let log = files.into_iter().find(|p| p.extension().is_some_and(|e| e == "log")).unwrap();
-    let file = std::fs::OpenOptions::new().write(true).open(&log).unwrap();
+    let file = log_of(image.path());
     file.set_len(file.metadata().unwrap().len() - 1).unwrap();
     let pairs = contents(&open(&image)).await;
     let values: Vec<u8> = pairs.iter().map(|(_, v)| v[0]).collect();
     assert_eq!(values, [8, 8]);
+}
+
+#[tokio::test]
+async fn a_damaged_log_is_refused_and_not_cut_short() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(&dir);
+    for round in 0..5u8 {
+        let mut txn = store.begin().await.unwrap();
+        txn.set(&[round], &[round; 3000]);
+        txn.commit().await.unwrap();
+    }
+    let end = log_of(dir.path()).metadata().unwrap().len();
+    // Not in the last record: damage there cannot be told from one that was torn.
+    for at in [end / 4, end / 2] {
+        let image = copy(dir.path());
+        let (log, mut byte) = (log_of(image.path()), [0]);
+        log.read_exact_at(&mut byte, at).unwrap();
+        log.write_all_at(&[byte[0] ^ 1], at).unwrap();
+        let refused = Embedded::open(image.path());
+        let damaged = |error: &TxnError| error.to_string().contains("Corruption");
+        assert!(refused.as_ref().is_err_and(damaged), "byte {at} of {end}: {refused:?}");
+    }
 }
 
 #[tokio::test]

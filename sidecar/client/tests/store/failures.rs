@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use client::Code;
 
 use crate::harness::{ALL, Cluster, Load, MIB, pattern, read_file, until, write_file};
 
@@ -99,6 +100,14 @@ async fn the_chunks_of_a_removed_file_go_from_every_storage_server() {
     write_file(&client, "/goes", &pattern(9, 8 * MIB)).await;
     let goes = client.stat_path("/goes").await.unwrap().inode;
     assert_eq!(cluster.assert_equal_copies(goes).await, 8);
+    let reader = cluster.client().await;
+    reader.open_path("/goes").await.unwrap();
+    assert!(reader.read_at(goes, 0, MIB).await.unwrap() == pattern(9, MIB));
+    // Removed too, and open for writing: it keeps its chunks and its holes.
+    let kept = client.create_path("/kept").await.unwrap().inode;
+    client.write_at(kept, 2 * MIB, Bytes::from_static(b"end")).await.unwrap();
+    client.flush(kept).await.unwrap();
+    client.remove_path("/kept").await.unwrap();
     until("the servers report what they hold", async || {
         sizes().iter().all(|used| *used >= 9 * MIB)
     })
@@ -111,4 +120,67 @@ async fn the_chunks_of_a_removed_file_go_from_every_storage_server() {
     })
     .await;
     assert!(read_file(&client, "/stays").await == pattern(1, MIB));
+    for offset in [0, 3 * MIB + 5] {
+        let gone = reader.read_at(goes, offset, 100).await;
+        assert_eq!(gone.map_err(|error| error.code), Err(Code::NotFound), "at {offset}");
+    }
+    let hole = client.read_at(kept, 2 * MIB - 2, 10).await.unwrap();
+    assert_eq!(hole[..], *b"\0\0end");
+    client.release(kept).await;
+}
+
+/// A mount that was taken over hears of no open: what nobody is known to have open may be, for as long as one likes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failed_write_back_is_told_however_late_somebody_asks() {
+    let cluster = Cluster::start().await;
+    write_file(&cluster.client().await, "/file", &pattern(3, MIB)).await;
+    let client = cluster.client_with(|options| {
+        options.deadline = Duration::from_secs(2);
+        options.attempt = Duration::from_secs(1);
+        options.idle = Duration::from_secs(1);
+    });
+    let client = client.await;
+    let inode = client.stat_path("/file").await.unwrap().inode;
+    NODES.iter().for_each(|name| cluster.kill(name));
+    client.write_at(inode, MIB, Bytes::from_static(b"lost")).await.unwrap();
+    until("the bytes are given up", async || client.unsaved_bytes() == 0).await;
+    // Long enough to be forgotten.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(!client.is_saved(inode));
+    assert_eq!(cluster.client().await.attributes(inode).await.unwrap().length, MIB);
+    assert!(client.flush(inode).await.is_err(), "a failed write-back was forgotten");
+    client.flush(inode).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_waits_for_room_longer_than_its_session_lasts_is_written() {
+    let cluster = Cluster::start().await;
+    let other = cluster.client().await;
+    write_file(&other, "/full", &pattern(3, 1)).await;
+    write_file(&other, "/waits", &pattern(3, 1)).await;
+    let room = 64 << 10;
+    let client = cluster.client_with(|options| {
+        options.buffer_bytes = room;
+        options.idle = Duration::from_secs(1);
+    });
+    let client = client.await;
+    let full = client.stat_path("/full").await.unwrap().inode;
+    let waits = client.stat_path("/waits").await.unwrap().inode;
+    // Known here, not open, with nothing to write.
+    client.write_at(waits, 0, Bytes::from_static(b"old")).await.unwrap();
+    client.flush(waits).await.unwrap();
+    NODES.iter().for_each(|name| cluster.freeze(name));
+    client.write_at(full, 0, pattern(5, room as u64)).await.unwrap();
+    let waiting = client.clone();
+    let waiting =
+        tokio::spawn(async move { waiting.write_at(waits, 0, Bytes::from_static(b"new")).await });
+    // Within the leases.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert!(!waiting.is_finished());
+    NODES.iter().for_each(|name| cluster.thaw(name));
+    waiting.await.unwrap().unwrap();
+    client.flush(waits).await.unwrap();
+    assert_eq!(read_file(&other, "/waits").await[..], *b"new");
+    client.flush_all().await.unwrap();
+    assert_eq!(client.unsaved_bytes(), 0);
 }

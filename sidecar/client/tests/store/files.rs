@@ -76,6 +76,28 @@ async fn what_another_client_writes_before_a_truncation_is_answered_stays() {
     }
 }
 
+/// A writer that does not open the file again: it hears of the truncation when it reports what it has written since, under
+/// the generation before, into a chunk that was not there to be cut.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_writer_adds_behind_a_truncation_that_it_has_not_heard_of_counts() {
+    let cluster = Cluster::start().await;
+    let (writer, cutter) = (cluster.client().await, cluster.client().await);
+    let inode = writer.create_path("/file").await.unwrap().inode;
+    writer.write_at(inode, 0, Bytes::from_static(b"reported")).await.unwrap();
+    writer.flush(inode).await.unwrap();
+    writer.write_at(inode, 8, Bytes::from_static(b"not told")).await.unwrap();
+    // Writes back; the length is told later.
+    assert_eq!(writer.read_at(inode, 0, 8).await.unwrap()[..], *b"reported");
+    cutter.truncate(cutter.options().identity, inode, 4).await.unwrap();
+    writer.write_at(inode, 2 * MIB, Bytes::from_static(b"x")).await.unwrap();
+    writer.flush(inode).await.unwrap();
+    assert_eq!(cutter.attributes(inode).await.unwrap().length, 2 * MIB + 1);
+    let seen = read_file(&cutter, "/file").await;
+    let (start, rest) = seen.split_at(4);
+    assert_eq!((start, seen.len() as u64), (&b"repo"[..], 2 * MIB + 1));
+    assert!(rest[..rest.len() - 1].iter().all(|byte| *byte == 0) && rest.ends_with(b"x"));
+}
+
 /// A client that still has the file open for writing, with bytes that the truncation cut before it reported them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_sees_another_clients_truncation_of_a_file_that_this_client_writes() {

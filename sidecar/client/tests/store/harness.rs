@@ -234,7 +234,13 @@ impl Cluster {
     }
 
     pub(crate) async fn client(&self) -> Client {
-        Client::connect(ClientOptions::new(&self.manager)).await.unwrap()
+        self.client_with(|_| {}).await
+    }
+
+    pub(crate) async fn client_with(&self, change: impl FnOnce(&mut ClientOptions)) -> Client {
+        let mut options = ClientOptions::new(&self.manager);
+        change(&mut options);
+        Client::connect(options).await.unwrap()
     }
 
     /// A client that hears from the metadata process only through a gate.

@@ -332,6 +332,7 @@ impl Replica {
                 assigned: self.version,
                 version: committed.next(),
                 truncate_generation: update.truncate_generation,
+                checksum: None,
                 content: Content::Change(update.change.clone()),
             },
             base,
@@ -352,8 +353,14 @@ impl Replica {
         }
         if let Some(state) = known.pending.filter(|p| p.identity.is_same_update(&forward.identity))
         {
-            let same_base = committed == forward.base || is_syncing;
-            return if same_base { Next::Drive(state, committed) } else { gap(committed) };
+            if state.identity == forward.identity {
+                let same_base = committed == forward.base || is_syncing;
+                return if same_base { Next::Drive(state, committed) } else { gap(committed) };
+            }
+            // W5: it would be two contents of one version. A syncing target takes the whole chunk.
+            if !is_syncing {
+                return conflict(state.identity);
+            }
         }
         let stage = Next::Stage(staged(forward), committed);
         if committed == forward.base && pending.is_none() {
@@ -404,11 +411,11 @@ impl Replica {
             // Only a sync job gets here, and only when its successor has just left.
             return self.finish(chunk, Err(Refusal::StaleChain(self.version)), out);
         };
-        let (id, chain_version) = (chain.id, chain.version);
+        let (chain, chain_version, era) = (chain.id, chain.version, self.era);
         let Some(lane) = self.lanes.get_mut(&chunk) else { return };
         let attempt = lane.attempt;
         lane.phase = Phase::Sending { state, base, message: message.clone() };
-        out.push(Effect::Send { chunk, attempt, chain: id, chain_version, to, message, delay_ms });
+        out.push(Effect::Send { chunk, attempt, chain, chain_version, era, to, message, delay_ms });
     }
 
     fn commit(&mut self, chunk: ChunkId, state: State, out: &mut Vec<Effect>) {
@@ -440,13 +447,6 @@ impl Replica {
         if let Some(base) = base.filter(|_| !matches!(job.work, Work::Forward(_))) {
             assert!(state.identity.version > base.version, "W2: versions grow");
         }
-        if let Work::Forward(forward) = &job.work {
-            // W5: the same change on the same base must give the same bytes.
-            if forward.identity.checksum != state.identity.checksum {
-                let refusal = Refusal::Conflict(state.identity.version);
-                return self.finish(chunk, Err(refusal), out);
-            }
-        }
         self.drive(&job, state, base, out);
     }
 
@@ -460,16 +460,24 @@ impl Replica {
         let own = self.version;
         let Some(lane) = self.current(chunk, attempt) else { return };
         let Phase::Sending { state, base, message } = lane.phase.clone() else { return };
-        let Some(state) = state else {
-            return self.finish(chunk, result.map(|()| nothing_done()), out);
-        };
-        let refusal = match result {
+        if matches!(result, Err(Refusal::Unreachable(_))) {
+            // S7: it may still arrive, behind what is sent from now on.
+            self.era.given_up += 1;
+        }
+        let (state, refusal) = match (state, result) {
             // W3: acknowledged under the present version: an older attempt is not current.
-            Ok(()) => return self.commit(chunk, state, out),
-            Err(refusal) => refusal,
+            (Some(state), Ok(())) => return self.commit(chunk, state, out),
+            // S7: what was given up was of another chunk, perhaps.
+            (state, Err(Refusal::Late)) => {
+                return self.send(chunk, state, base, message, RESEND_STALE_MS, out);
+            }
+            (None, result) => return self.finish(chunk, result.map(|()| nothing_done()), out),
+            (Some(state), Err(refusal)) => (state, refusal),
         };
         let (message, delay_ms) = match refusal {
             Refusal::NeedWhole => (Message::Pending { base }, 0),
+            // N10: it may be the bytes in memory that are damaged; those on the disk are verified.
+            Refusal::Damaged => (Message::Pending { base }, RESEND_FAILED_MS),
             Refusal::StaleChain(theirs) => {
                 if theirs > own {
                     out.push(Effect::Refresh);
@@ -536,6 +544,7 @@ fn staged(forward: &Forward) -> Stage {
         assigned: forward.identity.assigned,
         version: forward.identity.version,
         truncate_generation: forward.truncate_generation,
+        checksum: Some(forward.identity.checksum),
         content: forward.content.clone(),
     }
 }

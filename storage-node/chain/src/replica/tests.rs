@@ -2,6 +2,7 @@
 
 #![allow(clippy::cast_possible_truncation, reason = "the numbers of tests are small")]
 
+mod late;
 mod random;
 
 use std::collections::BTreeMap;
@@ -32,13 +33,16 @@ struct Disk {
 }
 
 impl Disk {
-    fn stage(&mut self, stage: &Stage) -> State {
+    fn stage(&mut self, stage: &Stage) -> Result<State, Refusal> {
         let old = self.committed.get(&stage.chunk);
         let mut bytes = old.map(|o| o.bytes.clone()).unwrap_or_default();
         let mut applied = old.map(|o| o.applied.clone()).unwrap_or_default();
         let mut removed = false;
         match &stage.content {
-            Content::Change(Change::Write { offset, bytes: new }) => {
+            Content::Change(Change::Write { offset, bytes: new, checksum }) => {
+                if crc32c::crc32c(new) != *checksum {
+                    return Err(Refusal::Damaged);
+                }
                 let end = *offset as usize + new.len();
                 bytes.resize(bytes.len().max(end), 0);
                 bytes[*offset as usize..end].copy_from_slice(new);
@@ -60,10 +64,13 @@ impl Disk {
             applied.insert((stage.id.client, stage.id.channel), entry);
         }
         let checksum = crc32c::crc32c(&bytes);
+        if stage.checksum.is_some_and(|expected| expected != checksum) {
+            return Err(Refusal::Conflict(stage.version));
+        }
         let identity = Identity { assigned: stage.assigned, version: stage.version, checksum };
         let state = State { identity, id: stage.id, length };
         self.pending.insert(stage.chunk, Stored { state, bytes, removed, applied });
-        state
+        Ok(state)
     }
 
     fn known(&self, chunk: ChunkId, id: Option<UpdateId>) -> Known {
@@ -93,7 +100,7 @@ impl Disk {
 /// On the way to a target, or back from it.
 #[derive(Clone, Debug)]
 enum Packet {
-    Go { from: u64, to: u64, attempt: u64, version: ChainVersion, body: Body },
+    Go { from: u64, to: u64, attempt: u64, version: ChainVersion, era: Era, body: Body },
     Back { to: u64, chunk: ChunkId, attempt: u64, result: Result<(), Refusal> },
 }
 
@@ -101,6 +108,22 @@ enum Packet {
 enum Body {
     Forward(Forward),
     Forget(ChunkId),
+}
+
+impl Body {
+    fn chunk(&self) -> ChunkId {
+        match self {
+            Self::Forward(forward) => forward.chunk,
+            Self::Forget(chunk) => *chunk,
+        }
+    }
+
+    fn event(self, token: Token, version: ChainVersion, era: Era) -> Event {
+        match self {
+            Self::Forward(forward) => Event::Forward(token, version, era, forward),
+            Self::Forget(chunk) => Event::Forget(token, version, era, chunk),
+        }
+    }
 }
 
 /// A forward of everything that one state of a chunk holds.
@@ -129,6 +152,7 @@ struct World {
     waiting: BTreeMap<Token, (u64, ChunkId, u64)>,
     chain: Chain,
     tokens: Token,
+    starts: u64,
 }
 
 fn target(n: u64) -> TargetId {
@@ -139,8 +163,13 @@ fn members(states: &[(u64, PublicState)]) -> Vec<ChainTarget> {
     states.iter().map(|(n, state)| ChainTarget { id: target(*n), state: *state }).collect()
 }
 
+fn put(offset: u32, text: &str) -> Change {
+    let bytes = Bytes::copy_from_slice(text.as_bytes());
+    Change::Write { offset, checksum: crc32c::crc32c(&bytes), bytes }
+}
+
 fn write(seq: u64, text: &str) -> Update {
-    update(7, seq, Change::Write { offset: 0, bytes: Bytes::copy_from_slice(text.as_bytes()) })
+    update(7, seq, put(0, text))
 }
 
 fn update(client: u128, seq: u64, change: Change) -> Update {
@@ -161,6 +190,7 @@ impl World {
             waiting: BTreeMap::new(),
             chain,
             tokens: 0,
+            starts: 0,
         };
         for n in 1..=3 {
             world.start(n);
@@ -172,7 +202,8 @@ impl World {
     fn start(&mut self, n: u64) {
         let version = |(chunk, s): (&ChunkId, &Stored)| (*chunk, s.state.identity.version);
         let pending = self.disks[&n].pending.iter().map(version).collect();
-        let mut replica = Replica::new(target(n), ChainVersion::new(1), pending);
+        self.starts += 1;
+        let mut replica = Replica::new(target(n), self.starts, ChainVersion::new(1), pending);
         replica.renew(LEASE_MS);
         self.replicas.insert(n, replica);
         self.event(n, Event::Chain(self.chain.clone()));
@@ -217,7 +248,7 @@ impl World {
                 Some(Event::Loaded(chunk, attempt, Ok(disk.known(chunk, id))))
             }
             Effect::Stage(attempt, stage) => {
-                Some(Event::Staged(stage.chunk, attempt, Ok(disk.stage(&stage))))
+                Some(Event::Staged(stage.chunk, attempt, disk.stage(&stage)))
             }
             Effect::Commit(chunk, attempt, identity) => {
                 let stored = disk.pending.remove(&chunk).unwrap();
@@ -234,11 +265,11 @@ impl World {
                 disk.committed.remove(&chunk);
                 Some(Event::Dropped(chunk, attempt, Ok(())))
             }
-            Effect::Send { chunk, attempt, chain_version, to, message, .. } => {
+            Effect::Send { chunk, attempt, chain_version, era, to, message, .. } => {
                 let body = self.body(n, chunk, message);
                 let (to, version) = (to.get(), chain_version);
                 if self.replicas.contains_key(&to) {
-                    self.network.push(Packet::Go { from: n, to, attempt, version, body });
+                    self.network.push(Packet::Go { from: n, to, attempt, version, era, body });
                 }
                 None
             }
@@ -274,18 +305,10 @@ impl World {
     /// Delivers the packet at `index`.
     fn deliver(&mut self, index: usize) {
         match self.network.remove(index) {
-            Packet::Go { from, to, attempt, version, body } => {
+            Packet::Go { from, to, attempt, version, era, body } => {
                 let token = self.token();
-                let chunk = match &body {
-                    Body::Forward(forward) => forward.chunk,
-                    Body::Forget(chunk) => *chunk,
-                };
-                self.waiting.insert(token, (from, chunk, attempt));
-                let event = match body {
-                    Body::Forward(forward) => Event::Forward(token, version, forward),
-                    Body::Forget(chunk) => Event::Forget(token, version, chunk),
-                };
-                self.event(to, event);
+                self.waiting.insert(token, (from, body.chunk(), attempt));
+                self.event(to, body.event(token, version, era));
             }
             Packet::Back { to, chunk, attempt, result } => {
                 self.event(to, Event::Sent(chunk, attempt, result));
@@ -381,7 +404,7 @@ fn the_tail_commits_first_and_the_head_last() {
 fn updates_of_one_chunk_go_one_at_a_time_and_in_order() {
     let mut world = World::new();
     let first = world.send(1, write(1, "aa"));
-    let second = world.send(1, update(8, 1, Change::Write { offset: 2, bytes: "bb".into() }));
+    let second = world.send(1, update(8, 1, put(2, "bb")));
     assert_eq!(world.network.len(), 1, "W2: one version under way");
     world.settle();
     assert_eq!((world.done(first), world.done(second)), ((1, 2), (2, 4)));
@@ -407,7 +430,7 @@ fn head_dies_with_a_pending_update_and_the_retry_is_applied_once() {
     world.publish(&[(2, Serving), (3, Serving), (1, Offline)]);
     world.settle();
     assert_eq!(world.texts(), ["-", "one", "one"], "W8: the new head drives it on");
-    let other = world.send(2, update(8, 1, Change::Write { offset: 0, bytes: "two".into() }));
+    let other = world.send(2, update(8, 1, put(0, "two")));
     world.settle();
     assert_eq!(world.done(other), (2, 3));
     let retry = world.send(2, write(1, "one"));
@@ -493,7 +516,7 @@ fn a_returning_target_catches_up_while_writes_go_on() {
     world.settle();
     world.start(3);
     world.publish(&[(1, Serving), (2, Serving), (3, Syncing)]);
-    let during = world.send(1, update(9, 1, Change::Write { offset: 3, bytes: "!".into() }));
+    let during = world.send(1, update(9, 1, put(3, "!")));
     world.settle();
     assert_eq!(world.done(during), (3, 4));
     assert_eq!(world.texts(), ["two!", "two!", "two!"], "S3: replaced whole, then committed");
@@ -534,7 +557,7 @@ fn an_update_that_only_a_dead_head_had_is_dropped_when_it_returns() {
     assert!(world.disks[&1].pending.is_empty() && world.disks[&1].committed.is_empty());
     // N6: version 1 is assigned again, to other bytes.
     world.publish(&[(2, Serving), (3, Serving), (1, Serving)]);
-    world.send(2, update(8, 1, Change::Write { offset: 0, bytes: "kept".into() }));
+    world.send(2, update(8, 1, put(0, "kept")));
     world.settle();
     assert_eq!(world.texts(), ["kept", "kept", "kept"]);
 }
@@ -556,7 +579,7 @@ fn a_serving_target_refuses_what_does_not_build_on_its_content() {
         content: Content::Whole(whole),
     };
     let token = world.token();
-    world.event(2, Event::Forward(token, ChainVersion::new(1), forward));
+    world.event(2, Event::Forward(token, ChainVersion::new(1), Era::default(), forward));
     assert_eq!(world.answers[&token], Err(Refusal::Gap(UpdateVersion::new(1))), "N5");
     assert_eq!(world.text(2), "one");
 }
@@ -636,11 +659,11 @@ fn an_empty_disk_takes_up_no_version_that_would_make_it_a_copy() {
         version: ChainVersion::new(version),
         targets: members(&[(1, state)]),
     };
-    let empty = Replica::new(target(1), ChainVersion::NONE, BTreeMap::new());
+    let empty = Replica::new(target(1), 1, ChainVersion::NONE, BTreeMap::new());
     assert!(!empty.wants(&chain(LastServing, 4)), "R5");
     assert!(!empty.wants(&chain(Serving, 4)));
     assert!(empty.wants(&chain(LastServing, 1)), "newborn: nothing was written yet");
-    let old = Replica::new(target(1), ChainVersion::new(5), BTreeMap::new());
+    let old = Replica::new(target(1), 2, ChainVersion::new(5), BTreeMap::new());
     assert!(!old.wants(&chain(Serving, 4)), "W1");
     assert!(old.wants(&chain(Serving, 5)));
 }
@@ -671,8 +694,7 @@ fn run(steps: &[(u8, u8)]) {
                 seq += 1;
                 let text = format!("{seq:04}");
                 let head = world.chain.head().unwrap().get();
-                let change =
-                    Change::Write { offset: seq * 4, bytes: text.clone().into_bytes().into() };
+                let change = put(seq * 4, &text);
                 let token = world.send(head, update(u128::from(seq), 1, change));
                 tokens.push((token, text));
             }

@@ -30,6 +30,16 @@ impl Identity {
     }
 }
 
+/// When a target sent a message to its successor (S7). Each process of it sends in a later era than
+/// those before, and begins another whenever it gives a message up without an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Era {
+    /// How often the sender's disk had been opened when its process began.
+    pub incarnation: u64,
+    /// How many messages that process has given up.
+    pub given_up: u64,
+}
+
 /// One state of a chunk on this target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
@@ -72,6 +82,8 @@ pub enum Change {
         offset: u32,
         /// What to put there; not empty.
         bytes: Bytes,
+        /// CRC32C of `bytes`, as the writing client computed it (N10).
+        checksum: u32,
     },
     /// Set the length.
     Truncate {
@@ -145,6 +157,8 @@ pub struct Stage {
     pub version: UpdateVersion,
     /// Count of the file's truncations.
     pub truncate_generation: u64,
+    /// CRC32C that the whole chunk must have afterwards (W5); none where the update is assigned.
+    pub checksum: Option<u32>,
     /// What to apply.
     pub content: Content,
 }
@@ -180,8 +194,14 @@ pub enum Refusal {
     #[error("update does not follow committed version {0}")]
     Gap(UpdateVersion),
     /// W5: two valid contents disagree. A human must look.
-    #[error("another update has version {0}")]
+    #[error("another content has version {0}")]
     Conflict(UpdateVersion),
+    /// N10: the bytes that came are not those that were sent.
+    #[error("the bytes do not match the checksum that came with them")]
+    Damaged,
+    /// S7: the sender has been heard since it gave a message up, and this one is from before.
+    #[error("a later message came first")]
+    Late,
     /// The engine refused; the number is the server's own.
     #[error("engine: {1}")]
     Engine(u32, String),
@@ -207,7 +227,7 @@ pub enum Event {
     /// A client's update.
     Update(Token, ChainVersion, Update),
     /// A predecessor's forward.
-    Forward(Token, ChainVersion, Forward),
+    Forward(Token, ChainVersion, Era, Forward),
     /// The sync worker wants the successor to hold what is committed here.
     Sync(Token, ChainVersion, ChunkId),
     /// The predecessor says that nothing is lacking.
@@ -219,7 +239,7 @@ pub enum Event {
     /// Effect ended: [`Effect::Commit`].
     Committed(ChunkId, u64, Result<(), Refusal>),
     /// The predecessor has no such chunk (sync).
-    Forget(Token, ChainVersion, ChunkId),
+    Forget(Token, ChainVersion, Era, ChunkId),
     /// Effect ended: [`Effect::DropPending`] or [`Effect::Erase`].
     Dropped(ChunkId, u64, Result<(), Refusal>),
     /// Effect ended: [`Effect::Send`].
@@ -248,7 +268,9 @@ pub enum Message {
 pub enum Effect {
     /// Look the chunk up, with the table entry of the update's lane.
     Load(ChunkId, u64, Option<UpdateId>),
-    /// Make an update durable as pending.
+    /// Make an update durable as pending. Bytes that do not match their checksum are refused
+    /// ([`Refusal::Damaged`]), and so is another content than the stage says
+    /// ([`Refusal::Conflict`]): before anything is durable, so that a crash leaves nothing of it.
     Stage(u64, Stage),
     /// Commit the pending update.
     Commit(ChunkId, u64, Identity),
@@ -267,6 +289,8 @@ pub enum Effect {
         chain: ChainId,
         /// The version to send under.
         chain_version: ChainVersion,
+        /// The era to send in.
+        era: Era,
         /// To whom.
         to: TargetId,
         /// What.

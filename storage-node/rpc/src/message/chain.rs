@@ -3,12 +3,13 @@
 use chain::id::{
     ChainId, ChainVersion, ChannelId, ChunkId, ClientId, TargetId, UpdateId, UpdateVersion,
 };
-use chain::replica::Identity;
+use chain::replica::{Era, Identity};
 
 use super::storage::UpdateOp;
 use crate::{request, wire_fields, wire_struct};
 
 wire_fields!(Identity { assigned: ChainVersion, version: UpdateVersion, checksum: u32 });
+wire_fields!(Era { incarnation: u64, given_up: u64 });
 
 wire_struct! {
     /// One entry of a chunk's duplicate table.
@@ -43,6 +44,8 @@ wire_struct! {
     pub struct Forward {
         /// Fence and receiver.
         pub link: Link,
+        /// When it was sent: a syncing target refuses what comes late.
+        pub era: Era,
         /// The chunk.
         pub chunk: ChunkId,
         /// Name of the update.
@@ -59,7 +62,8 @@ wire_struct! {
         pub removed: bool,
         /// The duplicate table that comes with a whole chunk.
         pub duplicates: Vec<AppliedUpdate>,
-        /// CRC32C of the payload.
+        /// CRC32C of the payload: that of the writing client, or that of `identity` with a whole
+        /// chunk.
         pub checksum: u32,
     }
 }
@@ -107,6 +111,8 @@ wire_struct! {
     pub struct ForgetChunk {
         /// Fence and receiver.
         pub link: Link,
+        /// When it was sent: a syncing target refuses what comes late.
+        pub era: Era,
         /// The chunk.
         pub chunk: ChunkId,
     }

@@ -8,7 +8,7 @@ use chain::id::{
     UpdateId, UpdateVersion,
 };
 use chain::layout::Layout;
-use chain::replica::Identity;
+use chain::replica::{Era, Identity};
 use chain::table::{Chain, ChainTarget, PublicState};
 use rpc::codec::Wire;
 use rpc::message::Request;
@@ -131,8 +131,10 @@ fn neighbours() -> Vec<Sample> {
         version: UpdateVersion::new(0x74),
         length: 0x75,
     };
+    let era = Era { incarnation: 0x44, given_up: 0x45 };
     let forward = Forward {
         link: link(),
+        era,
         chunk: CHUNK,
         id: ID,
         identity: identity(0x76),
@@ -148,7 +150,7 @@ fn neighbours() -> Vec<Sample> {
     let page = ChunkPage { chunks: vec![listed], is_last: true, incarnation: 0x7f };
     let mut out = pair("forward", &forward, &());
     out.extend(pair("list-chunks", &list, &page));
-    out.extend(pair("forget-chunk", &ForgetChunk { link: link(), chunk: CHUNK }, &()));
+    out.extend(pair("forget-chunk", &ForgetChunk { link: link(), era, chunk: CHUNK }, &()));
     out.extend(pair("sync-done", &SyncDone { link: link(), incarnation: 0x7f }, &()));
     out
 }
