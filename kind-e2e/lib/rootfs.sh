@@ -24,7 +24,8 @@ minimal_rootfs() { # minimal_rootfs ROOT PROGRAM
   local root=$1 program=$2 library
   rm -rf "$root"
   base_files "$root"
-  install -m 0755 "$program" "$root/usr/bin/"
+  # Not to be read: into a process of such a program the kernel lets nobody else of its user look, from its start.
+  install -m 0711 "$program" "$root/usr/bin/"
   for library in $(libraries_of "$program"); do
     mkdir -p "$root$(dirname "$library")"
     install -m 0755 "$(readlink -f "$library")" "$root$library"

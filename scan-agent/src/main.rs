@@ -5,6 +5,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-fn main() -> ExitCode {
-    scan_agent::args::run(scan_agent::args::Args::parse())
+fn main() -> anyhow::Result<ExitCode> {
+    let args = scan_agent::args::Args::parse();
+    rpc::privacy::close_process()?;
+    Ok(scan_agent::args::run(args))
 }

@@ -20,7 +20,7 @@ use crate::vfs::{
 use blocks::Blocks;
 use tree::{Node, Tree};
 
-/// How often a failing dataset is tried again, and idle blocks are dropped.
+/// How often a failing dataset is tried again, unless [`DatasetOptions`] say otherwise.
 const TICK: Duration = Duration::from_secs(2);
 /// Least time between two listings.
 const LIST_PAUSE: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ const READ_ATTEMPTS: u32 = 3;
 /// Pause between them.
 const READ_PAUSE: Duration = Duration::from_millis(300);
 
-/// Whose the files appear to be, and how much memory they may take.
+/// Whose the files appear to be, how much memory they may take, and how soon they heal.
 #[derive(Clone, Copy, Debug)]
 pub struct DatasetOptions {
     /// Owner of every file.
@@ -40,11 +40,13 @@ pub struct DatasetOptions {
     pub gid: u32,
     /// Bytes of fetched blocks that are kept at most.
     pub cache_bytes: usize,
+    /// How often what fails is tried again, and idle blocks are dropped.
+    pub tick: Duration,
 }
 
 impl Default for DatasetOptions {
     fn default() -> Self {
-        Self { uid: 0, gid: 0, cache_bytes: 12 << 20 }
+        Self { uid: 0, gid: 0, cache_bytes: 12 << 20, tick: TICK }
     }
 }
 
@@ -56,7 +58,14 @@ pub struct DatasetFs {
     tree: RwLock<Option<Arc<Tree>>>,
     listing: tokio::sync::Mutex<Listing>,
     blocks: Blocks,
-    status: Status,
+    status: Status<Part>,
+}
+
+/// What of a dataset works or fails by itself: keys may list that may not get, and get one object but not another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    List,
+    Block { ino: u64, block: u64 },
 }
 
 /// The last attempt to list.
@@ -108,13 +117,18 @@ impl DatasetFs {
             listing.failure = match listed {
                 Ok(objects) => {
                     let tree = Arc::new(Tree::new(objects));
-                    *self.tree.write().unwrap_or_else(PoisonError::into_inner) = Some(tree);
-                    self.status.works();
+                    let new = Arc::clone(&tree);
+                    *self.tree.write().unwrap_or_else(PoisonError::into_inner) = Some(new);
+                    self.status.works(|part| match part {
+                        Part::List => true,
+                        // An object that was replaced or removed: nobody can read it any more.
+                        Part::Block { ino, .. } => tree.node(*ino).is_none(),
+                    });
                     None
                 }
                 Err(failure) => {
                     tracing::warn!(source = %self.source.describe(), %failure, "list the dataset");
-                    self.status.fails(&failure);
+                    self.status.fails(Part::List, &failure);
                     Some(failure)
                 }
             };
@@ -167,7 +181,11 @@ impl DatasetFs {
                     attempt += 1;
                     tokio::time::sleep(READ_PAUSE).await;
                 }
-                other => return other,
+                Ok(bytes) => {
+                    self.status.works(|part| *part == Part::Block { ino, block });
+                    return Ok(bytes);
+                }
+                failed => return failed,
             }
         }
     }
@@ -224,21 +242,38 @@ impl DatasetFs {
     fn read_failed(&self, ino: u64, block: u64, failure: &Failure) -> Errno {
         self.blocks.forget(ino, block);
         tracing::warn!(source = %self.source.describe(), %failure, "read the dataset");
-        self.status.fails(failure);
+        self.status.fails(Part::Block { ino, block }, failure);
         errno(failure.reason)
+    }
+
+    /// Tries again what failed: only its own success says that it works.
+    async fn try_again(self: &Arc<Self>) {
+        let failing = self.status.failing();
+        let outdated = |(part, reason): &(Part, Reason)| {
+            *part == Part::List || matches!(reason, Reason::DatasetChanged | Reason::ObjectNotFound)
+        };
+        if self.current().is_none() || failing.iter().any(outdated) {
+            // The status has the outcome.
+            drop(self.list(Duration::ZERO).await);
+        }
+        for (part, _) in self.status.failing() {
+            let Part::Block { ino, block } = part else { continue };
+            // One that fails is enough for now: the others would fail alike, and each asks the endpoint.
+            if let Err(failure) = Arc::clone(self).fetch(ino, block).await {
+                return self.status.fails(part, &failure);
+            }
+        }
     }
 }
 
-/// Tries again while the dataset fails, and drops idle blocks, until the file system is gone.
+/// Tries again what fails, and drops idle blocks, until the file system is gone.
 async fn attend(fs: Weak<DatasetFs>) {
     while let Some(fs) = fs.upgrade() {
-        if fs.current().is_none() || fs.status.is_failing() {
-            // The status has the outcome.
-            drop(fs.list(Duration::ZERO).await);
-        }
+        fs.try_again().await;
         fs.blocks.drop_idle();
+        let tick = fs.options.tick;
         drop(fs);
-        tokio::time::sleep(TICK).await;
+        tokio::time::sleep(tick).await;
     }
 }
 

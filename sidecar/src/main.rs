@@ -11,6 +11,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Probe { private_dir } => Ok(args::probe(&private_dir)),
         Command::Serve(serve) => {
             rpc::telemetry::init();
+            rpc::privacy::close_process()?;
             sidecar::memory::use_one_heap();
             serve.check().map_err(anyhow::Error::msg)?;
             // Never dropped: that would end tasks, and so answer requests with EIO that a successor can answer.

@@ -8,12 +8,14 @@ use keeper::handover::{Credentials, Volume};
 use source::{ClusterConfig, Failure, Reason, Source, SourceConfig};
 
 use crate::dataset_fs::{DatasetFs, DatasetOptions, SharedDatasetFs};
+use crate::metrics::{Metered, Metrics};
+use crate::report::{Refusal, Reporter};
 use crate::ring_server::Mounts;
-use crate::run::{Opened, Opener, Refusal, Reporter};
+use crate::run::{Opened, Opener};
 use crate::status::StatusCallback;
 use crate::store_fs::{StoreFs, StoreOptions};
 use crate::unsaved::Unsaved;
-use crate::vfs::ROOT;
+use crate::vfs::{FileSystem, ROOT};
 
 /// Opens what the node plugin describes, and offers it to the ring as well.
 #[derive(Debug)]
@@ -22,14 +24,15 @@ pub struct Sources {
     sources: Mutex<BTreeMap<String, Arc<dyn Source>>>,
     mounts: Arc<Mounts>,
     unsaved: PathBuf,
+    metrics: Metrics,
 }
 
 impl Sources {
     /// Opens volumes and adds each to `mounts` under its path in the application. `unsaved` is a directory for marks of
-    /// files with unsaved bytes, see [`Unsaved`].
+    /// files with unsaved bytes, see [`Unsaved`]. What is asked of the volumes is counted into `metrics`.
     #[must_use]
-    pub fn new(mounts: Arc<Mounts>, unsaved: PathBuf) -> Self {
-        Self { sources: Mutex::default(), mounts, unsaved }
+    pub fn new(mounts: Arc<Mounts>, unsaved: PathBuf, metrics: Metrics) -> Self {
+        Self { sources: Mutex::default(), mounts, unsaved, metrics }
     }
 
     fn store(
@@ -105,11 +108,13 @@ impl Opener for Sources {
                 message: format!("list the root: {error:?}"),
             }));
         }
+        let Opened { files, immutable } = opened;
+        let files: Arc<dyn FileSystem> = Arc::new(Metered::new(files, &volume.name, &self.metrics));
         if let Some(path) = &volume.mount_path {
-            self.mounts.add(path, Arc::clone(&opened.files));
+            self.mounts.add(path, Arc::clone(&files));
         }
-        self.mounts.add(&format!("/{}", volume.name), Arc::clone(&opened.files));
-        Ok(opened)
+        self.mounts.add(&format!("/{}", volume.name), Arc::clone(&files));
+        Ok(Opened { files, immutable })
     }
 
     fn credentials(&self, fresh: &Credentials) {

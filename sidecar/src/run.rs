@@ -7,13 +7,10 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use keeper::handover::{Credentials, FromNode, FromSidecar, Init, Kept, Role, Status, Volume};
+use keeper::handover::{Credentials, FromNode, FromSidecar, Kept, Role, Volume};
 use keeper::wire::WireError;
 use prometheus_client::registry::Registry;
 use tokio::sync::{Notify, mpsc, watch};
@@ -21,8 +18,11 @@ use tokio::task::AbortHandle;
 
 use crate::attach::Attachment;
 use crate::fuse::{self, Mounted, Options};
+use crate::metrics::{Figures, Metrics};
+use crate::report::{Refusal, Reporter};
 use crate::resume::{Exchange, ResumeError};
 use crate::vfs::FileSystem;
+use crate::volume::{credentials, init_message, recorded, same_files};
 
 /// Name of the file in the private directory that says every volume is served.
 pub const READY_FILE: &str = "mount-ready";
@@ -34,77 +34,6 @@ const OPEN_INTERVAL: Duration = Duration::from_secs(5);
 const OUTBOX: usize = 256;
 /// At the end, requests in flight and write buffers get this long: less than the pod's grace period of 30 s.
 const DRAIN: Duration = Duration::from_secs(20);
-
-/// Why a volume is not served, in the words of events and conditions.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// Typed reason, such as `InvalidCredentials`.
-    pub reason: String,
-    /// What happened.
-    pub message: String,
-}
-
-/// Tells the node plugin how one volume does, at each change.
-#[derive(Debug, Clone)]
-pub struct Reporter {
-    volume: String,
-    last: Arc<Mutex<Option<Status>>>,
-    /// Whether the mount is served: before that the source alone makes nothing well.
-    served: Arc<AtomicBool>,
-    outbox: mpsc::Sender<FromSidecar>,
-}
-
-impl Reporter {
-    fn new(volume: &str, outbox: mpsc::Sender<FromSidecar>) -> Self {
-        Self { volume: volume.to_owned(), last: Arc::default(), served: Arc::default(), outbox }
-    }
-
-    /// For the same files under a new mount, of which nothing was said yet.
-    fn anew(self) -> Self {
-        self.served.store(false, Ordering::Relaxed);
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self
-    }
-
-    /// The mount is served from now on.
-    fn serve(&self) {
-        self.served.store(true, Ordering::Relaxed);
-        self.works();
-    }
-
-    /// The source answers; told once the mount is served.
-    pub fn works(&self) {
-        if self.served.load(Ordering::Relaxed) {
-            self.tell(true, None);
-        }
-    }
-
-    /// Something keeps it from being served well.
-    pub fn refuse(&self, refusal: &Refusal) {
-        self.tell(false, Some(refusal));
-    }
-
-    fn tell(&self, ok: bool, refusal: Option<&Refusal>) {
-        let status = Status {
-            volume: self.volume.clone(),
-            ok,
-            reason: refusal.map(|refusal| refusal.reason.clone()),
-            message: refusal.map(|refusal| refusal.message.clone()),
-        };
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let changed = last.as_ref().is_none_or(|l| l.ok != ok || l.reason != status.reason);
-        if changed {
-            // A full outbox means a node plugin long away: it asks for the status when it is back.
-            let _ = self.outbox.try_send(FromSidecar::Status(status.clone()));
-        }
-        *last = Some(status);
-    }
-
-    fn again(&self) -> Option<FromSidecar> {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.clone().map(FromSidecar::Status)
-    }
-}
 
 /// A file system that was opened for a volume.
 #[derive(Debug, Clone)]
@@ -210,14 +139,19 @@ impl Sidecar {
             Err(error) => return tracing::debug!(%error, "node plugin not reachable yet"),
         };
         tracing::info!("attached to the node plugin");
+        // What waits is said after what `known` says: until then this process may be taken for another one.
+        let mut complete = false;
         loop {
             let outcome = tokio::select! {
                 received = attachment.receive() => match received {
-                    Ok(Some((message, descriptors))) => self.take(&attachment, message, descriptors),
+                    Ok(Some((message, descriptors))) => {
+                        complete |= matches!(&message, FromNode::Volume(volume) if volume.last);
+                        self.take(&attachment, message, descriptors)
+                    }
                     Ok(None) => return tracing::info!("node plugin ended the conversation"),
                     Err(error) => Err(error),
                 },
-                Some(message) = messages.recv() => self.say(&attachment, &message),
+                Some(message) = messages.recv(), if complete => self.say(&attachment, &message),
             };
             if let Err(error) = outcome {
                 return tracing::warn!(%error, "conversation with the node plugin failed");
@@ -267,7 +201,8 @@ impl Sidecar {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was said before about a mount that is known: a restarted node plugin wants to hear it.
+    /// What was said before about a mount that is known: a restarted node plugin wants to hear it. The exchange of one that
+    /// is served tells it that this is no successor, see `Desk` there.
     fn known(&self, volume: &Volume) -> Option<Vec<FromSidecar>> {
         let mut volumes = self.lock();
         let served = volumes.get_mut(&volume.name)?;
@@ -275,7 +210,10 @@ impl Sidecar {
             return None;
         }
         served.config.unkept = volume.unkept;
-        let init = served.exchange.as_ref().map(|said| init_message(&served.config, said));
+        // A successor that does not serve yet has nothing to say of an exchange that it found kept.
+        let says = volume.unkept || served.mounted.is_some() || !*served.kept.borrow();
+        let exchange = served.exchange.as_ref().filter(|_| says);
+        let init = exchange.map(|said| init_message(&served.config, said));
         Some(init.into_iter().chain(served.report.again()).collect())
     }
 
@@ -300,9 +238,9 @@ impl Sidecar {
         let (name, config) = (volume.name.clone(), volume.clone());
         // What cannot be read is refused when it is to be used.
         let exchange = recorded(&volume).ok().flatten();
+        let kept = watch::Sender::new(exchange.is_some() && !volume.unkept);
         let serving = Arc::clone(self).serve_or_refuse(volume, device, report.clone());
         let task = tokio::spawn(serving).abort_handle();
-        let kept = watch::Sender::new(false);
         let served = Served { config, report, exchange, kept, mounted: None, opened, task };
         volumes.insert(name, served);
     }
@@ -467,6 +405,14 @@ impl Sidecar {
         mounts.fold((0, 0), |(now, all), mount| (now + mount.in_flight(), all + mount.served()))
     }
 
+    /// Of each volume, bytes that were taken and are not in the store yet.
+    #[must_use]
+    pub fn unsaved_bytes(&self) -> Vec<(String, usize)> {
+        let volumes = self.lock();
+        let opened = volumes.iter().filter_map(|(name, s)| Some((name, s.opened.as_ref()?)));
+        opened.map(|(name, opened)| (name.clone(), opened.files.unsaved_bytes())).collect()
+    }
+
     /// What a human wants to know.
     #[must_use]
     pub fn state(&self) -> serde_json::Value {
@@ -519,55 +465,6 @@ impl Sidecar {
     }
 }
 
-/// The exchange that came with a volume. One that cannot be read is no new mount: INIT would never come again.
-fn recorded(volume: &Volume) -> Result<Option<Exchange>, ResumeError> {
-    let decode = |text: &str| {
-        let bytes = STANDARD.decode(text);
-        bytes.map_err(|error| {
-            ResumeError::Io("read the recorded INIT", std::io::Error::other(error))
-        })
-    };
-    match (&volume.recorded_init, &volume.recorded_reply) {
-        (Some(request), Some(reply)) => {
-            Ok(Some(Exchange { request: decode(request)?, reply: decode(reply)? }))
-        }
-        _ => Ok(None),
-    }
-}
-
-/// The credentials in a volume's source.
-fn credentials(volume: &Volume) -> Option<Credentials> {
-    let keys = volume.source.pointer("/s3/credentials")?;
-    let text = |name: &str| keys[name].as_str().map(str::to_owned);
-    Some(Credentials {
-        volume: volume.name.clone(),
-        access_key_id: text("accessKeyId")?,
-        secret_access_key: text("secretAccessKey")?,
-        session_token: text("sessionToken"),
-    })
-}
-
-fn init_message(volume: &Volume, exchange: &Exchange) -> FromSidecar {
-    FromSidecar::Init(Init {
-        volume: volume.name.clone(),
-        request: STANDARD.encode(&exchange.request),
-        reply: STANDARD.encode(&exchange.reply),
-        confirm: volume.unkept,
-    })
-}
-
-/// Whether what was opened for one volume is what the other asks for; credentials may differ.
-fn same_files(one: &Volume, other: &Volume) -> bool {
-    let key = |volume: &Volume| {
-        let mut source = volume.source.clone();
-        if let Some(s3) = source.get_mut("s3").and_then(|s3| s3.as_object_mut()) {
-            s3.remove("credentials");
-        }
-        (source, volume.read_only, volume.uid, volume.gid)
-    };
-    key(one) == key(other)
-}
-
 /// A runtime whose size does not grow with the machine: one sidecar is among many on a node.
 ///
 /// # Errors
@@ -575,6 +472,14 @@ fn same_files(one: &Volume, other: &Volume) -> bool {
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     let threads = fuse::reader_threads();
     tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()
+}
+
+/// Everything that is shown of a sidecar. The node plugin passes on only what it knows the form of.
+fn registry(metrics: &Metrics, figures: Figures) -> Registry {
+    let mut registry = Registry::with_prefix("lampyris_mount");
+    metrics.register(&mut registry);
+    registry.register_collector(Box::new(figures));
+    registry
 }
 
 /// Runs `lampyris-mount serve` until `stop`.
@@ -588,10 +493,11 @@ pub async fn serve(args: &crate::args::Serve, stop: watch::Receiver<bool>) -> st
     let threads = args.fuse_threads.map_or_else(fuse::reader_threads, usize::from);
     let places = Places { private_dir: args.private_dir.clone(), threads };
     let unsaved = args.private_dir.join("unsaved");
-    let opener = Box::new(crate::open::Sources::new(mounts, unsaved));
+    let metrics = Metrics::default();
+    let opener = Box::new(crate::open::Sources::new(mounts, unsaved, metrics.clone()));
     let (sidecar, messages) = Sidecar::new(places, opener);
-    let mut registry = Registry::with_prefix("lampyris_mount");
-    registry.register_collector(Box::new(Figures(Arc::clone(&sidecar))));
+    let figures = Figures { sidecar: Arc::clone(&sidecar), ring_connections: ring.connections() };
+    let registry = registry(&metrics, figures);
     let (ready, state) = (Arc::clone(&sidecar), Arc::clone(&sidecar));
     let ready = move || match ready.is_ready() {
         true => Ok(()),
@@ -612,30 +518,6 @@ pub async fn serve(args: &crate::args::Serve, stop: watch::Receiver<bool>) -> st
     }
     sidecar.drain().await;
     Ok(())
-}
-
-/// Figures of the mounts, read when somebody asks.
-#[derive(Debug)]
-struct Figures(Arc<Sidecar>);
-
-impl prometheus_client::collector::Collector for Figures {
-    fn encode(
-        &self,
-        mut encoder: prometheus_client::encoding::DescriptorEncoder<'_>,
-    ) -> Result<(), std::fmt::Error> {
-        use prometheus_client::encoding::EncodeMetric;
-        use prometheus_client::metrics::counter::ConstCounter;
-        use prometheus_client::metrics::gauge::ConstGauge;
-        let (now, all) = self.0.load();
-        let now = ConstGauge::new(i64::try_from(now).unwrap_or(i64::MAX));
-        let all = ConstCounter::new(u64::try_from(all).unwrap_or(u64::MAX));
-        let name = "fuse_requests_in_flight";
-        let help = "FUSE requests being answered";
-        now.encode(encoder.encode_descriptor(name, help, None, now.metric_type())?)?;
-        let help = "FUSE requests taken since the start";
-        all.encode(encoder.encode_descriptor("fuse_requests", help, None, all.metric_type())?)?;
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -24,10 +24,34 @@ pub struct Unsaved {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Writes so far of each marked file of this process.
-    writes: HashMap<InodeId, u64>,
+    /// The marked files of this process.
+    marked: HashMap<InodeId, Marked>,
     /// Files whose bytes died with an earlier process.
     lost: HashSet<InodeId>,
+}
+
+#[derive(Debug, Default)]
+struct Marked {
+    /// Writes so far.
+    writes: u64,
+    /// Those of them that are not in the write buffer yet.
+    coming: u64,
+}
+
+/// A write that is on its way into the buffer: as long as it is held, nobody takes the file for saved.
+#[derive(Debug)]
+#[must_use = "hold it until the write has returned"]
+pub struct Coming<'a> {
+    unsaved: &'a Unsaved,
+    inode: InodeId,
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        if let Some(marked) = self.unsaved.lock().marked.get_mut(&self.inode) {
+            marked.coming -= 1;
+        }
+    }
 }
 
 impl Unsaved {
@@ -57,32 +81,35 @@ impl Unsaved {
         self.dir.join(inode.get().to_string())
     }
 
-    /// Marks a file that is about to take a write.
+    /// Marks a file that is about to take a write, until the write has returned and its bytes are safe.
     ///
     /// # Errors
     /// The file system's: then the write must not be taken.
-    pub fn mark(&self, inode: InodeId) -> io::Result<()> {
+    pub fn mark(&self, inode: InodeId) -> io::Result<Coming<'_>> {
         let mut state = self.lock();
-        if let Some(writes) = state.writes.get_mut(&inode) {
-            *writes += 1;
-            return Ok(());
+        if !state.marked.contains_key(&inode) {
+            std::fs::File::create(self.path(inode))?;
         }
-        std::fs::File::create(self.path(inode))?;
-        state.writes.insert(inode, 1);
-        Ok(())
+        let marked = state.marked.entry(inode).or_default();
+        marked.writes += 1;
+        marked.coming += 1;
+        drop(state);
+        Ok(Coming { unsaved: self, inode })
     }
 
-    /// How often the file was marked; pass it to [`clear`](Self::clear).
+    /// How often the file was marked; pass it to [`clear`](Self::clear). None while a write is on its way into the buffer:
+    /// what is saved from there says nothing of it.
     #[must_use]
     pub fn writes(&self, inode: InodeId) -> Option<u64> {
-        self.lock().writes.get(&inode).copied()
+        self.lock().marked.get(&inode).filter(|marked| marked.coming == 0).map(|it| it.writes)
     }
 
     /// The first `writes` writes of a file are safe: removes its mark unless there were more.
     pub fn clear(&self, inode: InodeId, writes: Option<u64>) {
         let mut state = self.lock();
-        if writes.is_some() && state.writes.get(&inode) == writes.as_ref() {
-            state.writes.remove(&inode);
+        let marked = state.marked.get(&inode).map(|marked| marked.writes);
+        if writes.is_some() && marked == writes {
+            state.marked.remove(&inode);
             if !state.lost.contains(&inode) {
                 self.remove(inode);
             }
@@ -94,7 +121,7 @@ impl Unsaved {
     pub fn take_lost(&self, inode: InodeId) -> bool {
         let mut state = self.lock();
         let was_lost = state.lost.remove(&inode);
-        if was_lost && !state.writes.contains_key(&inode) {
+        if was_lost && !state.marked.contains_key(&inode) {
             self.remove(inode);
         }
         was_lost
@@ -102,10 +129,12 @@ impl Unsaved {
 
     /// Removes the marks of files of which `client` holds nothing any more.
     pub fn tidy(&self, client: &Client) {
-        let marked: Vec<_> = self.lock().writes.iter().map(|(at, count)| (*at, *count)).collect();
-        for (inode, writes) in marked {
+        let marked: Vec<InodeId> = self.lock().marked.keys().copied().collect();
+        for inode in marked {
+            // Counted before the look: what comes after it is another write.
+            let writes = self.writes(inode);
             if client.is_saved(inode) {
-                self.clear(inode, Some(writes));
+                self.clear(inode, writes);
             }
         }
     }
@@ -137,11 +166,11 @@ mod tests {
         let [safe, busy, lost] = [7, 8, 9].map(InodeId::new);
         let first = Unsaved::open(dir.path().join("marks")).unwrap();
         for inode in [safe, busy, lost] {
-            first.mark(inode).unwrap();
+            drop(first.mark(inode).unwrap());
         }
         let (of_safe, of_busy) = (first.writes(safe), first.writes(busy));
         // A write that came while the earlier ones were written back.
-        first.mark(busy).unwrap();
+        drop(first.mark(busy).unwrap());
         first.clear(safe, of_safe);
         first.clear(busy, of_busy);
         drop(first);
@@ -149,7 +178,7 @@ mod tests {
         let second = Unsaved::open(dir.path().join("marks")).unwrap();
         assert_eq!([safe, busy, lost].map(|inode| second.take_lost(inode)), [false, true, true]);
         assert_eq!([safe, busy, lost].map(|inode| second.take_lost(inode)), [false; 3]);
-        second.mark(lost).unwrap();
+        drop(second.mark(lost).unwrap());
         drop(second);
         let third = Unsaved::open(dir.path().join("marks")).unwrap();
         assert_eq!([busy, lost].map(|inode| third.take_lost(inode)), [false, true]);
@@ -159,11 +188,31 @@ mod tests {
     fn a_loss_is_remembered_until_it_is_told_whatever_is_written_since() {
         let dir = tempfile::tempdir().unwrap();
         let inode = InodeId::new(3);
-        Unsaved::open(dir.path().into()).unwrap().mark(inode).unwrap();
+        drop(Unsaved::open(dir.path().into()).unwrap().mark(inode).unwrap());
         let second = Unsaved::open(dir.path().into()).unwrap();
-        second.mark(inode).unwrap();
+        drop(second.mark(inode).unwrap());
         second.clear(inode, second.writes(inode));
         drop(second);
         assert!(Unsaved::open(dir.path().into()).unwrap().take_lost(inode));
+    }
+
+    /// A write may wait for a session or for room, long after it was marked and before it is in the buffer.
+    #[tokio::test]
+    async fn a_mark_stays_while_a_write_is_on_its_way_into_the_buffer() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tidied, flushed) = (InodeId::new(3), InodeId::new(4));
+        let nothing_held = Client::new(client::ClientOptions::new("127.0.0.1:1"));
+        let unsaved = Unsaved::open(dir.path().into()).unwrap();
+        let marks = || std::fs::read_dir(dir.path()).unwrap().count();
+        let coming = [tidied, flushed].map(|inode| unsaved.mark(inode).unwrap());
+        unsaved.tidy(&nothing_held);
+        assert_eq!(marks(), 2);
+        // A flush that began now does not cover it, also if it arrives before the flush ends.
+        let before = unsaved.writes(flushed);
+        drop(coming);
+        unsaved.clear(flushed, before);
+        assert_eq!(marks(), 2);
+        unsaved.tidy(&nothing_held);
+        assert_eq!(marks(), 0);
     }
 }

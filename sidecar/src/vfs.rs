@@ -217,6 +217,10 @@ pub trait FileSystem: Send + Sync + std::fmt::Debug + 'static {
     async fn flush_all(&self) -> Result<(), Errno> {
         Ok(())
     }
+    /// Bytes that were taken from writes and that the end of this process would lose.
+    fn unsaved_bytes(&self) -> usize {
+        0
+    }
     /// The last descriptor of one `open` or `create` is gone.
     async fn release(&self, ino: u64, write: bool);
     /// Makes a directory.

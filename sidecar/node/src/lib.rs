@@ -12,6 +12,8 @@
 pub mod args;
 pub mod cluster;
 pub mod csi;
+mod events;
+pub mod exposition;
 pub mod handover;
 pub mod metrics;
 pub mod mount;
@@ -20,4 +22,5 @@ pub mod publish;
 pub mod seccomp;
 pub mod serve;
 pub mod socket;
+mod told;
 pub mod volume;

@@ -1,125 +1,106 @@
-//! Metrics and state of the sidecars, re-exported with the pod they belong to.
+//! Metrics and state of the sidecars, asked for in their pods.
 //!
-//! Sidecars show theirs on unix sockets in the pod; the network reaches only this process. What a
-//! sidecar says is bounded before it is believed: the pod may have replaced it.
+//! Sidecars show theirs on unix sockets in the pod; the network reaches only this process. What a sidecar says is bounded
+//! and parsed before it is passed on: the pod may have put another program in its place, and all of them together must
+//! fit into this one's memory.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
-use serde_json::Value;
-
-use crate::volume::Pod;
+use serde_json::{Value, json};
 
 /// Longest answer of one sidecar.
 const MAX_BODY_BYTES: usize = 256 << 10;
 /// Longest state of one sidecar: some lines for each of its volumes.
 pub const MAX_STATE_BYTES: usize = 64 << 10;
-/// Most series of one sidecar; the rest is left out.
-pub const MAX_SERIES: usize = 200;
+/// Deepest state: whoever reads all of them parses them together, and parsers have a limit.
+const MAX_STATE_DEPTH: usize = 32;
 /// A sidecar that takes longer is left out.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Admin sockets in the private directory, and the containers that they belong to.
-pub const SOCKETS: [(&str, &str); 2] =
-    [("mount-admin.sock", "lampyris-mount"), ("scan-admin.sock", "lampyris-scan")];
+const TOO_LONG: &str = "an answer too long or cut off";
 
-/// Families of metrics by name, from many sidecars.
-#[derive(Debug, Default)]
-pub struct Families(BTreeMap<String, Family>);
-
-#[derive(Debug, Default)]
-struct Family {
-    comments: Vec<String>,
-    samples: Vec<String>,
+/// Where a sidecar can be asked.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Socket {
+    /// Its admin socket in the private directory.
+    pub name: &'static str,
+    /// The container that it belongs to.
+    pub container: &'static str,
+    /// What the names of its metrics begin with.
+    pub prefix: &'static str,
 }
 
-impl Families {
-    /// Adds what one sidecar said, each sample with the labels of its pod and container.
-    pub fn add(&mut self, text: &str, pod: &Pod, container: &str) {
-        let labels = format!(
-            "namespace=\"{}\",pod=\"{}\",container=\"{container}\"",
-            pod.namespace, pod.name
-        );
-        let mut current = String::new();
-        let mut series = 0;
-        for line in text.lines() {
-            if let Some(comment) = line.strip_prefix("# ") {
-                let mut words = comment.splitn(3, ' ');
-                let (kind, name) = (words.next(), words.next());
-                if let (Some("HELP" | "TYPE" | "UNIT"), Some(name)) = (kind, name) {
-                    name.clone_into(&mut current);
-                    let family = self.0.entry(current.clone()).or_default();
-                    let start = format!("# {} {name} ", kind.unwrap_or_default());
-                    if !family.comments.iter().any(|known| known.starts_with(&start)) {
-                        family.comments.push(line.to_owned());
-                    }
-                }
-            } else if let Some(sample) = relabel(line, &labels) {
-                series += 1;
-                if series > MAX_SERIES {
-                    return;
-                }
-                let name = if line.starts_with(&current) { current.clone() } else { name_of(line) };
-                self.0.entry(name).or_default().samples.push(sample);
-            }
-        }
-    }
+/// The mount sidecar's socket and the scan agent's.
+pub static SOCKETS: [Socket; 2] = [
+    Socket { name: "mount-admin.sock", container: "lampyris-mount", prefix: "lampyris_mount_" },
+    Socket { name: "scan-admin.sock", container: "lampyris-scan", prefix: "lampyris_scan_" },
+];
 
-    /// All families as text, without the end mark.
-    #[must_use]
-    pub fn render(&self) -> String {
-        let families = self.0.values().filter(|family| !family.samples.is_empty());
-        families
-            .flat_map(|family| family.comments.iter().chain(&family.samples))
-            .flat_map(|line| [line.as_str(), "\n"])
-            .collect()
-    }
-}
-
-fn name_of(line: &str) -> String {
-    line.chars().take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | ':')).collect()
-}
-
-/// A sample line with more labels; `None` if it is not one.
-fn relabel(line: &str, labels: &str) -> Option<String> {
-    let name = name_of(line);
-    let rest = line.get(name.len()..)?;
-    if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) || rest.contains('\0') {
-        return None;
-    }
-    if let Some(value) = rest.strip_prefix(' ') {
-        return Some(format!("{name}{{{labels}}} {value}"));
-    }
-    let own = rest.strip_prefix('{')?;
-    let separator = if own.starts_with('}') { "" } else { "," };
-    // The sidecar may not speak for another pod.
-    let forged = ["namespace=", "pod=", "container="];
-    let is_forged = |label: &str| own.starts_with(label) || own.contains(&format!(",{label}"));
-    if forged.into_iter().any(is_forged) {
-        return None;
-    }
-    Some(format!("{name}{{{labels}{separator}{own}"))
-}
+/// What sidecars say of themselves, as JSON, by pod and container.
+pub type States = BTreeMap<String, BTreeMap<&'static str, String>>;
 
 /// A sidecar's metrics; `None` when it is not there or misbehaves.
-pub async fn scrape(private_dir: &Path, socket: &str) -> Option<String> {
-    let said = ask(private_dir, socket, "/metrics", MAX_BODY_BYTES).await.ok()?;
-    String::from_utf8(said.to_vec()).ok()
+pub async fn scrape(private_dir: PathBuf, socket: &Socket) -> Option<String> {
+    let said = ask(&private_dir, socket, "/metrics", MAX_BODY_BYTES).await.ok()?;
+    String::from_utf8(said.into()).ok()
 }
 
-/// A sidecar's state, or `{"error": …}` in its place.
-pub async fn state(private_dir: &Path, socket: &str) -> Value {
-    let said = ask(private_dir, socket, "/state", MAX_STATE_BYTES).await;
-    let parsed = said.and_then(|said| serde_json::from_slice(&said).map_err(|_| "no JSON"));
-    parsed.unwrap_or_else(|why| serde_json::json!({"error": why}))
+/// A sidecar's state as JSON, or `{"error": …}` in its place.
+pub async fn state(private_dir: PathBuf, socket: &Socket) -> String {
+    let said = ask(&private_dir, socket, "/state", MAX_STATE_BYTES).await;
+    let checked = said.and_then(|said| checked(&said));
+    checked.unwrap_or_else(|why| json!({"error": why}).to_string())
+}
+
+/// A state as text again: its values, which take thirty times as much room, are here only for this moment.
+fn checked(said: &[u8]) -> Result<String, &'static str> {
+    let value: Value = serde_json::from_slice(said).map_err(|_| "no JSON")?;
+    if depth(&value) > MAX_STATE_DEPTH {
+        return Err("JSON that is nested too deep");
+    }
+    // Written anew a number may be longer.
+    let text = value.to_string();
+    if text.len() > MAX_STATE_BYTES { Err(TOO_LONG) } else { Ok(text) }
+}
+
+/// Bounded by the parser's own limit.
+fn depth(value: &Value) -> usize {
+    let below = match value {
+        Value::Array(values) => values.iter().map(depth).max(),
+        Value::Object(fields) => fields.values().map(depth).max(),
+        _ => return 0,
+    };
+    below.unwrap_or(0) + 1
+}
+
+/// The states of all sidecars on a node as one document.
+#[must_use]
+pub fn document(node: &str, states: &States) -> String {
+    let quoted = |text: &str| Value::from(text).to_string();
+    let size: usize = states.values().flat_map(BTreeMap::values).map(String::len).sum();
+    let mut out = String::with_capacity(size + (states.len() + 1) * 256);
+    out.push_str(&format!("{{\"node\":{},\"pods\":{{", quoted(node)));
+    for (at, (pod, containers)) in states.iter().enumerate() {
+        let separator = if at == 0 { "" } else { "," };
+        out.push_str(&format!("{separator}{}:{{", quoted(pod)));
+        for (at, (container, state)) in containers.iter().enumerate() {
+            let separator = if at == 0 { "" } else { "," };
+            out.push_str(&format!("{separator}{}:", quoted(container)));
+            out.push_str(state);
+        }
+        out.push('}');
+    }
+    out.push_str("}}");
+    out
 }
 
 async fn ask(
     private_dir: &Path,
-    socket: &str,
+    socket: &Socket,
     path: &str,
     limit: usize,
 ) -> Result<Bytes, &'static str> {
@@ -130,11 +111,11 @@ async fn ask(
 /// Ends its connection with itself, also when nobody waits for it any more.
 async fn fetch(
     private_dir: &Path,
-    socket: &str,
+    socket: &Socket,
     path: &str,
     limit: usize,
 ) -> Result<Bytes, &'static str> {
-    let stream = crate::socket::connect(private_dir, socket).map_err(|_| "not there")?;
+    let stream = crate::socket::connect(private_dir, socket.name).map_err(|_| "not there")?;
     stream.set_nonblocking(true).map_err(|_| "not there")?;
     let stream = tokio::net::UnixStream::from_std(stream).map_err(|_| "not there")?;
     let broken = "no HTTP";
@@ -149,46 +130,37 @@ async fn fetch(
         return Err("refused");
     }
     let body = Limited::new(answer.into_body(), limit).collect().await;
-    Ok(body.map_err(|_| "an answer too long or cut off")?.to_bytes())
+    Ok(body.map_err(|_| TOO_LONG)?.to_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn pod(name: &str) -> Pod {
-        Pod { namespace: "n".into(), name: name.into(), uid: "u".into() }
+    #[test]
+    fn a_state_is_passed_on_only_where_it_stays_short_and_shallow() {
+        let nested = |depth| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        let zeros = |zero: &str| format!("[{}]", vec![zero; 15_000].join(","));
+        assert_eq!(checked(b" {\"a\": [1, 2.5]} ").unwrap(), "{\"a\":[1,2.5]}");
+        assert_eq!(checked(nested(MAX_STATE_DEPTH).as_bytes()), Ok(nested(MAX_STATE_DEPTH)));
+        let deep = checked(nested(MAX_STATE_DEPTH + 1).as_bytes());
+        assert_eq!(deep, Err("JSON that is nested too deep"));
+        assert_eq!(checked(nested(1000).as_bytes()), Err("no JSON"));
+        assert_eq!(checked(zeros("0").as_bytes()), Ok(zeros("0")));
+        assert_eq!(checked(zeros("1e9").as_bytes()), Err(TOO_LONG));
     }
 
     #[test]
-    fn samples_of_two_pods_share_one_family() {
-        let text = "# HELP reads Reads.\n# TYPE reads counter\nreads_total 3\n\
-                    reads_total{kind=\"s3\"} 4\n# EOF\n";
-        let mut families = Families::default();
-        families.add(text, &pod("a"), "lampyris-mount");
-        families.add(text, &pod("b"), "lampyris-mount");
-        let labels = |pod| format!("namespace=\"n\",pod=\"{pod}\",container=\"lampyris-mount\"");
-        let (a, b) = (labels("a"), labels("b"));
-        assert_eq!(
-            families.render(),
-            format!(
-                "# HELP reads Reads.\n# TYPE reads counter\n\
-                 reads_total{{{a}}} 3\nreads_total{{{a},kind=\"s3\"}} 4\n\
-                 reads_total{{{b}}} 3\nreads_total{{{b},kind=\"s3\"}} 4\n"
-            )
-        );
-    }
-
-    #[test]
-    fn a_sidecar_can_neither_flood_nor_speak_for_another_pod() {
-        let mut text = String::from("x{pod=\"other\"} 1\nx{a=\"1\",namespace=\"other\"} 1\n{} 1\n");
-        for n in 0..MAX_SERIES * 2 {
-            text.push_str(&format!("y{{n=\"{n}\"}} 1\n"));
+    fn the_states_of_a_node_are_one_document_whatever_the_names_are() {
+        let mut states = States::default();
+        assert_eq!(document("n", &states), "{\"node\":\"n\",\"pods\":{}}");
+        for (pod, container) in [("t/a", "lampyris-mount"), ("t/a", "lampyris-scan"), ("t/\"", "x")]
+        {
+            states.entry(pod.into()).or_default().insert(container, format!("[\"{container}\"]"));
         }
-        let mut families = Families::default();
-        families.add(&text, &pod("a"), "lampyris-mount");
-        let shown = families.render();
-        assert_eq!(shown.lines().count(), MAX_SERIES);
-        assert!(!shown.contains("other"));
+        let parsed: Value = serde_json::from_str(&document("n", &states)).unwrap();
+        let both =
+            json!({"lampyris-mount": ["lampyris-mount"], "lampyris-scan": ["lampyris-scan"]});
+        assert_eq!(parsed, json!({"node": "n", "pods": {"t/a": both, "t/\"": {"x": ["x"]}}}));
     }
 }

@@ -18,6 +18,8 @@ use crate::volume::mount_data;
 pub const UNMOUNT_DEADLINE: Duration = Duration::from_secs(10);
 /// Read-ahead of a mount in KiB: the kernel starts at 128, too little for files that come in MiB.
 const READ_AHEAD_KIB: u32 = 4096;
+/// Type of our file systems.
+const KIND: &str = "fuse.lampyris";
 /// Where the kernel shows FUSE connections; not mounted in most containers.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
@@ -49,6 +51,14 @@ pub struct Mount {
     pub kind: String,
 }
 
+impl Mount {
+    /// Whether this program mounted it.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.kind == KIND
+    }
+}
+
 /// Opens a new FUSE connection and mounts it at `target`, which is made if missing.
 ///
 /// # Errors
@@ -65,7 +75,7 @@ pub fn mount(target: &Path, read_only: bool) -> Result<OwnedFd, MountError> {
     }
     let data = std::ffi::CString::new(mount_data(connection.as_raw_fd()))
         .map_err(|error| MountError::new("mount", target, io::Error::other(error)))?;
-    rustix::mount::mount("lampyris", target, "fuse.lampyris", flags, Some(data.as_c_str()))
+    rustix::mount::mount("lampyris", target, KIND, flags, Some(data.as_c_str()))
         .map_err(|error| MountError::new("mount", target, error))?;
     Ok(connection)
 }
@@ -88,7 +98,7 @@ pub fn below(dir: &Path) -> Result<Vec<PathBuf>, MountError> {
     let path = Path::new("/proc/self/mountinfo");
     let table = fs::read_to_string(path).map_err(|error| MountError::new("read", path, error))?;
     let points = table.lines().filter_map(parse_line);
-    let ours = points.filter(|(_, mount)| mount.kind == "fuse.lampyris");
+    let ours = points.filter(|(_, mount)| mount.is_ours());
     Ok(ours.map(|(point, _)| point).filter(|point| point.starts_with(dir)).collect())
 }
 

@@ -11,23 +11,24 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures::stream::{self, StreamExt};
+use futures::stream::{self, Stream, StreamExt};
 use keeper::client::{Client, ClientError};
 use keeper::handover::{FromNode, Init, Role, SOCKET, Status, Volume};
 use tokio::sync::{broadcast, mpsc};
 
 use crate::cluster::{Cluster, ClusterError, Notice};
+use crate::events::{self, Allowance};
+use crate::exposition::Families;
 use crate::handover;
-use crate::metrics::Families;
+use crate::metrics::{self, Socket};
 use crate::mount::{self, MountError};
 use crate::publish::{self, Denied, Record};
 use crate::socket;
+use crate::told::Told;
 use crate::volume::{self, Options, Pod, VolumeError};
 
-/// Notices of one pod that may wait for the API server; a pod that has more to say than this has said enough.
-const NOTICES: usize = 64;
-/// Sidecars asked at once for their state.
-const STATES_AT_ONCE: usize = 32;
+/// Sidecars asked at once: their answers are in memory together.
+const ASKED_AT_ONCE: usize = 32;
 /// Between two attempts to keep an opening exchange.
 const KEEP_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -57,44 +58,28 @@ pub enum PluginError {
 struct Entry {
     record: Record,
     device: OwnedFd,
-    /// Whether a later sidecar took the mount over and has not said yet how it does.
+    /// Whether a mount sidecar came and has not said yet that it serves.
+    unheard: bool,
+    /// Whether that one is another than the one before, as far as is known.
     taken_over: bool,
     told: Told,
 }
 
 impl Entry {
     fn new(record: Record, device: OwnedFd) -> Self {
-        Self { record, device, taken_over: false, told: Told::default() }
+        Self { record, device, unheard: false, taken_over: false, told: Told::default() }
     }
-}
 
-/// The last reason that was told of each part that serves a volume; empty while it does well.
-#[derive(Debug, Default)]
-struct Told {
-    mount: String,
-    scan: String,
-}
-
-impl Told {
-    fn of(&mut self, role: Role) -> &mut String {
-        match role {
-            Role::Mount => &mut self.mount,
-            Role::Scan => &mut self.scan,
-        }
-    }
-}
-
-/// What a pod's owner calls the part that a sidecar is.
-const fn part(role: Role) -> &'static str {
-    match role {
-        Role::Mount => "mount",
-        Role::Scan => "scan agent",
+    fn dataset(&self) -> String {
+        format!("{}/{}", self.record.volume.namespace, self.record.volume.dataset)
     }
 }
 
 struct Hub {
     pod: Pod,
     pushes: broadcast::Sender<FromNode>,
+    /// Wakes who tells the pod's owner what there is to tell.
+    wake: mpsc::Sender<()>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -123,6 +108,8 @@ pub struct Plugin {
     mounting: tokio::sync::Mutex<()>,
     /// One entry at a time is on its way to the keeper: an older one must not arrive after a newer one.
     keeping: Arc<tokio::sync::Mutex<()>>,
+    /// One round of questions to the sidecars at a time: what they answer takes memory, and anybody may ask for it.
+    asking: tokio::sync::Mutex<()>,
     /// For tasks that call back.
     me: Weak<Self>,
 }
@@ -150,6 +137,7 @@ impl Plugin {
             state: Mutex::default(),
             mounting: tokio::sync::Mutex::default(),
             keeping: Arc::default(),
+            asking: tokio::sync::Mutex::default(),
             me: Weak::clone(me),
         })
     }
@@ -252,12 +240,37 @@ impl Plugin {
         listener.set_nonblocking(true).map_err(failed)?;
         let listener = tokio::net::UnixListener::from_std(listener).map_err(failed)?;
         let (pushes, _) = broadcast::channel(handover::PUSHES);
-        let (notices, queue) = mpsc::channel(NOTICES);
-        tokio::spawn(show(Arc::clone(&self.cluster), pod.clone(), queue));
-        let desk = Desk { pod: pod.clone(), plugin: Weak::clone(&self.me), notices };
+        // What a pod may say in Events goes on where it was, when it has removed its socket.
+        let wake = match state.hubs.get(&pod.uid) {
+            Some(hub) => hub.wake.clone(),
+            None => self.show_events(pod),
+        };
+        let (plugin, pod) = (Weak::clone(&self.me), pod.clone());
+        let desk = Desk { pod: pod.clone(), plugin, wake: wake.clone() };
         let task = tokio::spawn(handover::serve(listener, Arc::new(desk), pushes.clone()));
-        state.hubs.insert(pod.uid.clone(), Hub { pod: pod.clone(), pushes, task });
+        state.hubs.insert(pod.uid.clone(), Hub { pod, pushes, wake, task });
         Ok(())
+    }
+
+    /// Begins to tell a pod's owner what there is to tell.
+    fn show_events(&self, pod: &Pod) -> mpsc::Sender<()> {
+        let (wake, wakes) = mpsc::channel(1);
+        let (plugin, uid) = (Weak::clone(&self.me), pod.uid.clone());
+        let next = move || plugin.upgrade()?.next_notice(&uid);
+        let (cluster, pod) = (Arc::clone(&self.cluster), pod.clone());
+        tokio::spawn(events::show(cluster, pod, Allowance::default(), wakes, next));
+        wake
+    }
+
+    /// What has waited longest to be told of a pod's volumes; it counts as told then.
+    fn next_notice(&self, uid: &str) -> Option<Notice> {
+        let start = volume::key(uid, "");
+        let mut state = self.state();
+        let of_pod = state.volumes.iter_mut().filter(|(key, _)| key.starts_with(&start));
+        let waiting = of_pod.filter_map(|(_, entry)| Some((entry.told.waits()?, entry)));
+        let (_, entry) = waiting.min_by_key(|(since, _)| *since)?;
+        let dataset = entry.dataset();
+        entry.told.next(&dataset)
     }
 
     /// Removes a volume. It is no error if it is not there; it never hangs.
@@ -376,38 +389,48 @@ impl Plugin {
 
     /// Metrics of every sidecar on the node, with the labels of its pod.
     pub async fn sidecar_metrics(&self) -> String {
-        let pods: Vec<Pod> = self.state().hubs.values().map(|hub| hub.pod.clone()).collect();
+        let _turn = self.asking.lock().await;
         let mut families = Families::default();
-        for pod in pods {
-            let dir = volume::private_dir(&self.kubelet_dir, &pod.uid);
-            for (name, container) in crate::metrics::SOCKETS {
-                if let Some(text) = crate::metrics::scrape(&dir, name).await {
-                    families.add(&text, &pod, container);
-                }
+        let mut answers = std::pin::pin!(self.ask_sidecars(metrics::scrape));
+        while let Some((pod, socket, said)) = answers.next().await {
+            let left_out = said.map_or(0, |text| families.add(&text, &pod, socket));
+            if left_out > 0 {
+                let (pod, container) = (pod.name, socket.container);
+                tracing::debug!(pod, container, left_out, "lines that are no metrics of ours");
             }
         }
         families.render()
     }
 
-    /// What every sidecar on the node says about itself: by namespace, pod and container, all asked side by side.
-    pub async fn sidecar_states(&self) -> serde_json::Value {
-        let pods: Vec<Pod> = self.state().hubs.values().map(|hub| hub.pod.clone()).collect();
-        let mut asked = Vec::new();
-        for pod in pods {
-            let dir = volume::private_dir(&self.kubelet_dir, &pod.uid);
-            for (socket, container) in crate::metrics::SOCKETS {
-                let (name, dir) = (format!("{}/{}", pod.namespace, pod.name), dir.clone());
-                asked.push(
-                    async move { (name, container, crate::metrics::state(&dir, socket).await) },
-                );
-            }
+    /// What every sidecar on the node says about itself: by pod, in its namespace, and container. A JSON document.
+    pub async fn sidecar_states(&self) -> String {
+        let _turn = self.asking.lock().await;
+        let mut states = metrics::States::default();
+        let mut answers = std::pin::pin!(self.ask_sidecars(metrics::state));
+        while let Some((pod, socket, state)) = answers.next().await {
+            let name = format!("{}/{}", pod.namespace, pod.name);
+            states.entry(name).or_default().insert(socket.container, state);
         }
-        let said: Vec<_> = stream::iter(asked).buffer_unordered(STATES_AT_ONCE).collect().await;
-        let mut states = BTreeMap::<String, BTreeMap<&str, serde_json::Value>>::new();
-        for (name, container, state) in said {
-            states.entry(name).or_default().insert(container, state);
+        metrics::document(&self.node_name, &states)
+    }
+
+    /// Asks all sidecars side by side: a slow one holds up nobody else.
+    fn ask_sidecars<T, Fut>(
+        &self,
+        ask: impl Fn(PathBuf, &'static Socket) -> Fut,
+    ) -> impl Stream<Item = (Pod, &'static Socket, T)>
+    where
+        Fut: Future<Output = T>,
+    {
+        let mut wanted = Vec::new();
+        for hub in self.state().hubs.values() {
+            wanted.extend(metrics::SOCKETS.iter().map(|socket| (hub.pod.clone(), socket)));
         }
-        serde_json::json!({"node": self.node_name, "pods": states})
+        let asked = stream::iter(wanted).map(move |(pod, socket)| {
+            let answer = ask(volume::private_dir(&self.kubelet_dir, &pod.uid), socket);
+            async move { (pod, socket, answer.await) }
+        });
+        asked.buffer_unordered(ASKED_AT_ONCE)
     }
 
     /// Number of published volumes and of pods with a socket.
@@ -425,11 +448,11 @@ impl Plugin {
             serde_json::json!({
                 "key": key,
                 "pod": format!("{}/{}", entry.record.pod.namespace, entry.record.pod.name),
-                "dataset": format!("{}/{}", entry.record.volume.namespace, entry.record.volume.dataset),
+                "dataset": entry.dataset(),
                 "readOnly": entry.record.volume.read_only,
                 "generation": entry.record.volume.generation,
                 "negotiated": entry.record.volume.recorded_init.is_some(),
-                "trouble": {"mount": entry.told.mount, "scan": entry.told.scan},
+                "trouble": entry.told.trouble(),
             })
         });
         serde_json::json!({
@@ -474,18 +497,11 @@ async fn keep_exchange(plugin: Weak<Plugin>, key: String) -> bool {
     }
 }
 
-/// Shows a pod's notices one after the other, so that they appear in the order of what happened.
-async fn show(cluster: Arc<dyn Cluster>, pod: Pod, mut notices: mpsc::Receiver<Notice>) {
-    while let Some(notice) = notices.recv().await {
-        cluster.notify(&pod, notice).await;
-    }
-}
-
 /// One pod's end of the hand-over.
 struct Desk {
     pod: Pod,
     plugin: Weak<Plugin>,
-    notices: mpsc::Sender<Notice>,
+    wake: mpsc::Sender<()>,
 }
 
 impl Desk {
@@ -503,6 +519,9 @@ impl Desk {
             entry.record.volume.recorded_init = Some(init.request);
             entry.record.volume.recorded_reply = Some(init.reply);
         }
+        // Nobody but who serves the mount already has anything to say of an exchange that is kept: it came again, because
+        // this plugin is another one, or was too fast for it.
+        entry.taken_over &= entry.record.volume.unkept;
         true
     }
 }
@@ -514,10 +533,12 @@ impl handover::Pod for Desk {
         let start = self.key("");
         let mut volumes = Vec::new();
         for (_, entry) in state.volumes.iter_mut().filter(|(key, _)| key.starts_with(&start)) {
+            entry.told.attach(role);
             let device = match role {
                 Role::Scan => None,
                 Role::Mount => {
                     entry.record.volume.generation += 1;
+                    entry.unheard = true;
                     entry.taken_over = entry.record.volume.recorded_init.is_some();
                     Some(entry.device.try_clone()?)
                 }
@@ -538,29 +559,18 @@ impl handover::Pod for Desk {
 
     fn changed(&self, role: Role, status: Status) {
         let Some(plugin) = self.plugin.upgrade() else { return };
-        let mut notices = Vec::new();
-        {
-            let mut state = plugin.state();
-            let Some(entry) = state.volumes.get_mut(&self.key(&status.volume)) else { return };
-            let dataset =
-                format!("{}/{}", entry.record.volume.namespace, entry.record.volume.dataset);
-            if status.ok && role == Role::Mount && std::mem::take(&mut entry.taken_over) {
-                notices.push(Notice {
-                    warning: false,
-                    reason: "MountRecovered".to_owned(),
-                    note: format!("a new sidecar serves Dataset {dataset}; open files go on"),
-                });
+        let mut state = plugin.state();
+        let Some(entry) = state.volumes.get_mut(&self.key(&status.volume)) else { return };
+        if status.ok && role == Role::Mount && std::mem::take(&mut entry.unheard) {
+            if std::mem::take(&mut entry.taken_over) {
+                entry.told.take_over();
             }
-            notices.extend(notice(&mut entry.told, role, &status, &dataset));
-            if status.ok && role == Role::Mount {
-                raise_read_ahead(&entry.record.target);
-            }
+            raise_read_ahead(&entry.record.target);
         }
-        for notice in notices {
-            if let Err(error) = self.notices.try_send(notice) {
-                tracing::warn!(%error, pod = self.pod.name, "too many notices wait for the API server");
-            }
-        }
+        entry.told.hear(role, &status);
+        drop(state);
+        // Where it is full he is awake and looks again.
+        let _ = self.wake.try_send(());
     }
 }
 
@@ -569,66 +579,5 @@ fn raise_read_ahead(target: &Path) {
         mount::find(target).map(|found| found.map(|mount| mount::raise_read_ahead(&mount)));
     if let Ok(Some(Err(error))) = raised {
         tracing::info!(%error, "read-ahead stays at the kernel's default");
-    }
-}
-
-/// What the pod's owner is told about a change of one part, if anything; `told` is what he was told last.
-fn notice(told: &mut Told, role: Role, status: &Status, dataset: &str) -> Option<Notice> {
-    let (told, part) = (told.of(role), part(role));
-    if status.ok {
-        let before = std::mem::take(told);
-        return (!before.is_empty()).then(|| Notice {
-            warning: false,
-            reason: "Recovered".to_owned(),
-            note: format!("Dataset {dataset}, {part}: works again after {before}"),
-        });
-    }
-    let reason: String = status.reason.as_deref().unwrap_or("StoreUnavailable").into();
-    let plain = reason.len() <= 64 && reason.chars().all(|c| c.is_ascii_alphanumeric());
-    if !plain || *told == reason {
-        return None;
-    }
-    told.clone_from(&reason);
-    let message: String = status.message.as_deref().unwrap_or_default().chars().take(600).collect();
-    let note = format!("Dataset {dataset}, {part}: {message}; {}", publish::fix(&reason));
-    Some(Notice { warning: true, reason, note })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn status(reason: Option<&str>) -> Status {
-        Status {
-            volume: "v".into(),
-            ok: reason.is_none(),
-            reason: reason.map(str::to_owned),
-            message: Some("403 from the server".into()),
-        }
-    }
-
-    #[test]
-    fn each_change_is_told_once_and_with_its_fix() {
-        let mut told = Told::default();
-        let mut notice = |reason| notice(&mut told, Role::Mount, &status(reason), "n/d");
-        assert_eq!(notice(None), None);
-        let first = notice(Some("InvalidCredentials")).unwrap();
-        assert!(first.warning);
-        assert_eq!(
-            first.note,
-            "Dataset n/d, mount: 403 from the server; correct the keys in the Secret that the Dataset names"
-        );
-        assert_eq!(notice(Some("InvalidCredentials")), None);
-        assert!(notice(Some("AccessDenied")).is_some());
-        let last = notice(None).unwrap();
-        assert_eq!((last.warning, last.reason.as_str()), (false, "Recovered"));
-        assert_eq!(notice(None), None);
-    }
-
-    #[test]
-    fn a_made_up_reason_is_not_shown() {
-        let told = &mut Told::default();
-        assert_eq!(notice(told, Role::Scan, &status(Some("Send money!")), "n/d"), None);
-        assert_eq!(notice(told, Role::Scan, &status(None), "n/d"), None);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use rpc::admin::{Admin, Answer as Reply};
+use rpc::admin::Admin;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tonic::Status;
@@ -18,6 +18,7 @@ use crate::cluster::{Cluster, ClusterError, Kubernetes, Notice};
 use crate::csi::{
     Answer, Driver, Identity, Node, NodePublish, NodeUnpublish, Registrar, RegistrationStatus,
 };
+use crate::mount;
 use crate::plugin::{Plugin, PluginError};
 use crate::seccomp;
 use crate::volume::{Options, Pod, parse_unpublish};
@@ -55,14 +56,7 @@ impl Driver for Service {
     }
 
     fn publish(self: Arc<Self>, request: NodePublish) -> Answer<()> {
-        Box::pin(async move {
-            let options = Options::parse(&request, &self.plugin.kubelet_dir)
-                .map_err(|error| status(&error.into()))?;
-            self.plugin.publish(options).await.map_err(|error| {
-                tracing::warn!(error = chain(&error), volume = request.volume_id, "publish");
-                status(&error)
-            })
-        })
+        Box::pin(async move { publish(&self.plugin, &request).await })
     }
 
     fn unpublish(self: Arc<Self>, request: NodeUnpublish) -> Answer<()> {
@@ -85,6 +79,24 @@ impl Driver for Service {
             tracing::error!(status.error, "kubelet refused the registration");
         }
     }
+}
+
+/// Publishes the volume that kubelet asks for.
+///
+/// # Errors
+/// What kubelet shows on the pod. Most codes tell it that nothing is mounted, and then it never asks to unmount: so what
+/// goes wrong with a volume that is mounted is said with one that leaves this open.
+pub async fn publish(plugin: &Plugin, request: &NodePublish) -> Result<(), Status> {
+    let published = match Options::parse(request, &plugin.kubelet_dir) {
+        Ok(options) => plugin.publish(options).await,
+        Err(error) => Err(error.into()),
+    };
+    let Err(error) = published else { return Ok(()) };
+    tracing::warn!(error = chain(&error), volume = request.volume_id, "publish");
+    let target = Path::new(&request.target_path);
+    // Where that cannot be found out, it may be.
+    let mounted = mount::find(target).map_or(true, |found| found.is_some_and(|m| m.is_ours()));
+    Err(if mounted { Status::unavailable(chain(&error)) } else { status(&error) })
 }
 
 fn status(error: &PluginError) -> Status {
@@ -249,17 +261,9 @@ pub fn admin(
             let plugin = Arc::clone(&metrics);
             async move { plugin.sidecar_metrics().await }
         })
-        .with_routes(move |method, path, _| {
+        .with_document(SIDECARS, move || {
             let plugin = Arc::clone(&states);
-            async move {
-                let asked = method == hyper::Method::GET && path == SIDECARS;
-                let status = hyper::StatusCode::OK;
-                if asked {
-                    Some(Reply { status, body: plugin.sidecar_states().await })
-                } else {
-                    None
-                }
-            }
+            async move { plugin.sidecar_states().await }
         });
     Arc::new(admin)
 }

@@ -15,15 +15,17 @@ use keeper::handover::{FromNode, FromSidecar, Hello, Init, Kept, Role, Status, V
 use keeper::server::{Answer, Request};
 use keeper::wire::{Connection, WireError};
 use node::cluster::{Cluster, ClusterError, Notice};
-use node::mount;
+use node::csi::{MountVolume, NodePublish, VolumeCapability};
 use node::plugin::Plugin;
 use node::volume::{self, Credentials, Options, Pod};
+use node::{mount, serve};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 use rpc::admin::Admin;
 use rustix::mount::UnmountFlags;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tonic::Code;
 
 /// A cluster with one Dataset that remembers what was shown.
 #[derive(Default)]
@@ -200,7 +202,7 @@ async fn a_volume_lives_from_publish_over_restarts_to_unpublish() {
     sidecar.send(&status(None), &[]).unwrap();
     wait_for("recovery", || stage.cluster.reasons().last().unwrap() == "Recovered").await;
 
-    // A second plugin, after the first one's death, takes up the mount; so does a second sidecar.
+    // A second plugin, after the first one's death, takes up the mount. The sidecar is the same and says what it said.
     drop(plugin);
     let plugin = stage.plugin();
     plugin.recover().await.unwrap();
@@ -209,8 +211,32 @@ async fn a_volume_lives_from_publish_over_restarts_to_unpublish() {
     assert_eq!((devices, volume.recorded_init.as_deref()), (1, Some("cmVx")));
     assert_eq!(volume.recorded_reply.as_deref(), Some("cmVw"));
     assert_eq!(volume.source["s3"]["credentials"]["accessKeyId"], "new");
+    sidecar.send(&init(), &[]).unwrap();
     sidecar.send(&status(None), &[]).unwrap();
+    // Whatever came before this is told before it.
+    sidecar.send(&status(Some("AccessDenied")), &[]).unwrap();
+    wait_for("the event", || stage.cluster.reasons().last().unwrap() == "AccessDenied").await;
+    sidecar.send(&status(None), &[]).unwrap();
+    wait_for("recovery", || stage.cluster.reasons().last().unwrap() == "Recovered").await;
+
+    // Another sidecar has nothing to say of the exchange; it is told once that it came.
+    let (sidecar, volume, devices) = stage.attach();
+    assert_eq!((devices, volume.recorded_init.as_deref()), (1, Some("cmVx")));
+    for _ in 0..2 {
+        sidecar.send(&status(None), &[]).unwrap();
+    }
     wait_for("take-over", || stage.cluster.reasons().last().unwrap() == "MountRecovered").await;
+    sidecar.send(&status(Some("AccessDenied")), &[]).unwrap();
+    let all = [
+        "InvalidCredentials",
+        "Recovered",
+        "AccessDenied",
+        "Recovered",
+        "MountRecovered",
+        "AccessDenied",
+    ];
+    wait_for("the last word", || stage.cluster.reasons().len() >= all.len()).await;
+    assert_eq!(stage.cluster.reasons(), all);
 
     plugin.unpublish(&target, key()).await.unwrap();
     plugin.unpublish(&target, key()).await.unwrap();
@@ -258,6 +284,102 @@ async fn trouble_and_recovery_are_told_of_the_part_that_had_it() {
         }
         plugin.unpublish(&stage.options("k").target, key()).await.unwrap();
     }
+}
+
+/// A scan agent that comes anew may find everything well and has no trouble of its own to take back.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_scan_agent_said_ends_with_it_and_its_recovery_is_told_by_the_next_one() {
+    let stage = Stage::set();
+    let plugin = stage.plugin();
+    plugin.publish(stage.options("k")).await.unwrap();
+    let trouble = || plugin.describe()["volumes"][0]["trouble"].clone();
+    let (first, ..) = stage.attach_as(Role::Scan);
+    first.send(&status(Some("CorruptFile")), &[]).unwrap();
+    wait_for("the event", || stage.cluster.reasons() == ["CorruptFile"]).await;
+    assert_eq!(trouble(), json!({"mount": "", "scan": "CorruptFile"}));
+    drop(first);
+    let (second, ..) = stage.attach_as(Role::Scan);
+    assert_eq!(trouble(), json!({"mount": "", "scan": ""}));
+    second.send(&status(None), &[]).unwrap();
+    wait_for("recovery", || stage.cluster.reasons() == ["CorruptFile", "Recovered"]).await;
+    plugin.unpublish(&stage.options("k").target, key()).await.unwrap();
+}
+
+/// A container in the place of our sidecar may say what it likes, as fast as it likes; each Event is an object that the
+/// API server has to keep.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_causes_few_events_however_much_its_sidecar_says() {
+    let stage = Stage::set();
+    let plugin = stage.plugin();
+    plugin.publish(stage.options("k")).await.unwrap();
+    let trouble = || plugin.describe()["volumes"][0]["trouble"]["mount"].clone();
+    for last in ["CorruptFile", "TlsFailed"] {
+        let (sidecar, ..) = stage.attach();
+        for round in 0..1000 {
+            let reason = if round % 2 == 0 { "AccessDenied" } else { "BucketNotFound" };
+            sidecar.send(&status(Some(reason)), &[]).unwrap();
+        }
+        sidecar.send(&status(Some(last)), &[]).unwrap();
+        wait_for("the last word", || trouble() == last).await;
+        // It does not help to come again, nor to take the socket away, so that another one is made.
+        let private = volume::private_dir(stage.kubelet.path(), "uid-1");
+        std::fs::remove_file(private.join("node.sock")).unwrap();
+        plugin.publish(stage.options("k")).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let shown = stage.cluster.reasons().len();
+    assert!((1..=12).contains(&shown), "{shown} events");
+    plugin.unpublish(&stage.options("k").target, key()).await.unwrap();
+}
+
+/// As kubelet asks for the volume of [`Stage::options`].
+fn request(stage: &Stage) -> NodePublish {
+    let options = stage.options("k");
+    let context = [
+        ("csi.storage.k8s.io/ephemeral", "true"),
+        ("csi.storage.k8s.io/pod.name", &*options.pod.name),
+        ("csi.storage.k8s.io/pod.namespace", &*options.pod.namespace),
+        ("csi.storage.k8s.io/pod.uid", &*options.pod.uid),
+        ("dataset", &*options.dataset),
+    ];
+    let mount = MountVolume { volume_mount_group: String::new() };
+    let keys = [("accessKeyId", "k"), ("secretAccessKey", "s")];
+    NodePublish {
+        volume_id: "csi-1".into(),
+        target_path: options.target.display().to_string(),
+        volume_capability: Some(VolumeCapability { block: None, mount: Some(mount) }),
+        readonly: true,
+        secrets: keys.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+        volume_context: context.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+    }
+}
+
+/// After most codes kubelet takes a volume for not mounted, and never asks to unmount it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_publish_that_fails_once_the_volume_is_mounted_leaves_open_whether_it_is() {
+    let stage = Stage::set();
+    let plugin = stage.plugin();
+    let good = request(&stage);
+    let bad = NodePublish { volume_context: [].into(), ..good.clone() };
+    let code = |published: Result<(), tonic::Status>| published.map_err(|status| status.code());
+    let mounts = || mount::below(stage.kubelet.path()).unwrap().len();
+    let refused = serve::publish(&plugin, &bad).await;
+    assert_eq!((code(refused), mounts()), (Err(Code::InvalidArgument), 0));
+
+    // What the hand-over socket cannot take the place of.
+    let in_the_way = volume::private_dir(stage.kubelet.path(), "uid-1").join("node.sock");
+    std::fs::create_dir_all(&in_the_way).unwrap();
+    let failed = serve::publish(&plugin, &good).await.unwrap_err();
+    assert!(failed.message().contains("hand-over socket"), "{failed}");
+    assert_eq!((failed.code(), mounts()), (Code::Unavailable, 1));
+    let refused = serve::publish(&plugin, &bad).await;
+    assert_eq!((code(refused), mounts()), (Err(Code::Unavailable), 1));
+
+    std::fs::remove_dir(&in_the_way).unwrap();
+    serve::publish(&plugin, &good).await.unwrap();
+    assert_eq!(plugin.counts(), (1, 1));
+    plugin.unpublish(&stage.options("k").target, key()).await.unwrap();
+    assert_eq!(mounts(), 0);
 }
 
 /// Else the two could die with the exchange and the mount with them: nobody can ask the kernel for it again.
@@ -389,9 +511,21 @@ async fn metrics_of_the_sidecars_are_shown_with_the_labels_of_their_pods() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (registered, recovered) = (Arc::new(true.into()), Arc::new(true.into()));
-    let admin = node::serve::admin(&plugin, &registered, &recovered);
+    let admin = serve::admin(&plugin, &registered, &recovered);
     tokio::spawn(rpc::admin::serve(listener, admin, stopped));
+    // The other sidecar of the pod is another program.
+    let hostile =
+        "# TYPE lampyris_scan_rows nonsense\nlampyris_scan_rows 1\ny{\nlampyris_node_pods 7\n";
+    let dir = volume::private_dir(stage.kubelet.path(), "uid-1");
+    let listener = UnixListener::bind(dir.join("scan-admin.sock")).unwrap();
+    std::thread::spawn(move || {
+        let (mut peer, _) = listener.accept().unwrap();
+        assert_ne!(peer.read(&mut [0; 4096]).unwrap(), 0);
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n", hostile.len());
+        peer.write_all((head + hostile).as_bytes()).unwrap();
+    });
     let answer = get(address, "/metrics").await;
+    assert!(["nonsense", "\ny{", "pods 7"].iter().all(|said| !answer.contains(said)), "{answer}");
     let of_sidecar = "lampyris_mount_reads_total{namespace=\"team\",pod=\"p\",\
                       container=\"lampyris-mount\"} 7";
     for expected in [of_sidecar, "lampyris_node_volumes 1", "lampyris_node_pods 1"] {
@@ -421,18 +555,21 @@ async fn states_of_the_sidecars_are_shown_whatever_one_of_them_answers() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (registered, recovered) = (Arc::new(true.into()), Arc::new(true.into()));
-    let admin = node::serve::admin(&plugin, &registered, &recovered);
+    let admin = serve::admin(&plugin, &registered, &recovered);
     tokio::spawn(rpc::admin::serve(listener, admin, stopped));
 
     let plain =
         |body: String| format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     let deep = "[".repeat(10_000);
+    let nested = format!("{}{}", "[".repeat(100), "]".repeat(100));
     let long = format!("\"{}\"", "x".repeat(node::metrics::MAX_STATE_BYTES));
     let endless = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned();
     let answers = [
         (Some(plain("{\"complete\":false}".into())), json!({"complete": false})),
         (Some(plain("hello".into())), json!({"error": "no JSON"})),
         (Some(plain(deep)), json!({"error": "no JSON"})),
+        // It would be too deep for who parses it with the others.
+        (Some(plain(nested)), json!({"error": "JSON that is nested too deep"})),
         (Some(plain(long)), json!({"error": "an answer too long or cut off"})),
         (Some("SSH-2.0-x\r\n".to_owned()), json!({"error": "no HTTP"})),
         (Some("HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n".into()), json!({"error": "refused"})),

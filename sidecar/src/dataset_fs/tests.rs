@@ -6,11 +6,16 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Objects in memory; a failure replaces every answer while it is set.
+/// Often enough that a test sees several.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Objects in memory; a failure replaces every answer while it is set, or those about one path.
 #[derive(Debug, Default)]
 struct Memory {
     objects: Mutex<Vec<(Object, Vec<u8>)>>,
     failure: Mutex<Option<Failure>>,
+    unreadable: Mutex<Option<(&'static str, Failure)>>,
+    lists: AtomicUsize,
     reads: AtomicUsize,
 }
 
@@ -40,11 +45,17 @@ impl Memory {
     fn fail(&self, failure: Option<Failure>) {
         *self.failure.lock().unwrap() = failure;
     }
+
+    /// Listed, but not to be read.
+    fn deny(&self, denied: Option<(&'static str, Failure)>) {
+        *self.unreadable.lock().unwrap() = denied;
+    }
 }
 
 #[async_trait::async_trait]
 impl Source for Memory {
     async fn list(&self) -> Result<Vec<Object>, Failure> {
+        self.lists.fetch_add(1, Ordering::Relaxed);
         match self.failure.lock().unwrap().clone() {
             Some(failure) => Err(failure),
             None => Ok(self.objects.lock().unwrap().iter().map(|(o, _)| o.clone()).collect()),
@@ -54,6 +65,11 @@ impl Source for Memory {
     async fn read(&self, object: &Object, range: Range<u64>) -> Result<Bytes, Failure> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         if let Some(failure) = self.failure.lock().unwrap().clone() {
+            return Err(failure);
+        }
+        if let Some((path, failure)) = self.unreadable.lock().unwrap().clone()
+            && path == object.path
+        {
             return Err(failure);
         }
         let objects = self.objects.lock().unwrap();
@@ -79,7 +95,8 @@ fn start(source: Arc<Memory>) -> (SharedDatasetFs, Words) {
     let sink = Arc::clone(&words);
     let callback: StatusCallback =
         Arc::new(move |word| sink.lock().unwrap().push(word.map_err(|failure| failure.reason)));
-    (SharedDatasetFs(DatasetFs::start(source, DatasetOptions::default(), callback)), words)
+    let options = DatasetOptions { tick: TICK, ..DatasetOptions::default() };
+    (SharedDatasetFs(DatasetFs::start(source, options, callback)), words)
 }
 
 /// What `look` finds, within the thirty seconds that are promised.
@@ -176,6 +193,45 @@ async fn a_failing_source_is_told_once_and_heals_by_itself() {
     let healed = wait_for(|| async { fs.lookup(ROOT, b"f").await.ok() }).await;
     assert_eq!(healed.size, 1000);
     assert_eq!(*words.lock().unwrap(), [Err(Reason::InvalidCredentials), Ok(())]);
+}
+
+/// Keys that may list and not get: what can be listed must not call the dataset well.
+#[tokio::test]
+async fn a_read_that_fails_is_told_once_until_that_very_read_succeeds() {
+    let denied = Failure::new(Reason::AccessDenied, "get");
+    let memory = Memory::with(&[("f", "1", 1000), ("g", "1", 1000)]);
+    let (fs, words) = start(Arc::clone(&memory));
+    let file = fs.lookup(ROOT, b"f").await.unwrap().ino;
+    let other = fs.lookup(ROOT, b"g").await.unwrap().ino;
+    memory.deny(Some(("f", denied)));
+    for _ in 0..3 {
+        assert_eq!(fs.read(file, 0, 10).await, Err(Errno::EACCES));
+        assert_eq!(fs.read(other, 0, 10).await.unwrap().len(), 10);
+        tokio::time::sleep(TICK * 3).await;
+        let told = [Ok(()), Err(Reason::AccessDenied)];
+        assert_eq!(*words.lock().unwrap(), told, "works again is said only when it does");
+    }
+    assert_eq!(memory.lists.load(Ordering::Relaxed), 1, "what can be listed is not listed again");
+    // Nobody reads it any more, so the file system has to find out by itself.
+    memory.deny(None);
+    wait_for(|| async { (words.lock().unwrap().len() > 2).then_some(()) }).await;
+    tokio::time::sleep(TICK * 3).await;
+    assert_eq!(*words.lock().unwrap(), [Ok(()), Err(Reason::AccessDenied), Ok(())]);
+    assert_eq!(fs.read(file, 0, 10).await.unwrap().len(), 10);
+}
+
+/// Nobody can read it any more, so nobody can be told that it works.
+#[tokio::test]
+async fn an_object_that_cannot_be_read_and_is_removed_is_no_trouble() {
+    let gone = Failure::new(Reason::ObjectNotFound, "get");
+    let memory = Memory::with(&[("f", "1", 1000), ("g", "1", 1000)]);
+    let (fs, words) = start(Arc::clone(&memory));
+    let file = fs.lookup(ROOT, b"f").await.unwrap().ino;
+    memory.deny(Some(("f", gone)));
+    assert_eq!(fs.read(file, 0, 10).await, Err(Errno::ENOENT));
+    memory.objects.lock().unwrap().retain(|(object, _)| object.path != "f");
+    wait_for(|| async { (words.lock().unwrap().len() > 2).then_some(()) }).await;
+    assert_eq!(*words.lock().unwrap(), [Ok(()), Err(Reason::ObjectNotFound), Ok(())]);
 }
 
 const BLOCK: u64 = blocks::BLOCK_BYTES as u64;

@@ -4,9 +4,14 @@ use super::*;
 use crate::dataset_fs::{DatasetFs, DatasetOptions, SharedDatasetFs};
 use bytes::Bytes;
 use ring::client::{Ring, RingError, Transfer};
-use ring::layout::{Control, ControlKind, Op, VERSION};
+use ring::event::EventFd;
+use ring::fd::{recv_with_fds, send_with_fds};
+use ring::layout::{CONTROL_BYTES, Control, ControlKind, Op, Submission, VERSION, region_bytes};
+use ring::queue::Producer;
+use ring::shm::Region;
 use source::{Credentials, Failure, Object, Source};
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 const SIZE: u64 = 3 << 20;
@@ -194,6 +199,104 @@ fn a_silent_or_lying_application_is_hung_up_on_and_others_go_on() {
     let iov = honest.register(4096).unwrap();
     let file = honest.open("/data/dir/file", 0).unwrap().id;
     assert_eq!(result_of(&mut honest, Op::Read, transfer(file, iov.id, 4096)), 4096);
+}
+
+/// An application that keeps to no protocol once it is connected.
+struct Wild {
+    socket: UnixStream,
+    queues: Arc<Region>,
+    submissions: Producer,
+}
+
+impl Wild {
+    const ENTRIES: u32 = 8;
+
+    /// Connects, and asks for memory and a file: both are its numbers 1 and 2.
+    fn connect(socket: &Path) -> Self {
+        let socket = UnixStream::connect(socket).unwrap();
+        let entries = Self::ENTRIES;
+        let hello =
+            Control { flags: VERSION, value: entries.into(), ..Control::new(ControlKind::Hello) };
+        let fds = Self::ask(&socket, &hello.encode(), None).unwrap();
+        let [queues, submit, _complete] = fds.try_into().unwrap();
+        let queues = Arc::new(Region::open(queues, region_bytes(entries)).unwrap());
+        let submit = EventFd::from_fd(submit);
+        let submissions = Producer::new(Arc::clone(&queues), 0, entries, submit).unwrap();
+        let memory = Region::create("wild", 1 << 16).unwrap();
+        memory.populate().unwrap();
+        let register = Control::new(ControlKind::Register).encode();
+        Self::ask(&socket, &register, Some(&memory)).unwrap();
+        let path = b"/data/dir/file";
+        let open = Control { length: path.len() as u32, ..Control::new(ControlKind::Open) };
+        Self::ask(&socket, &[&open.encode()[..], path].concat(), None).unwrap();
+        Self { socket, queues, submissions }
+    }
+
+    /// One message and the descriptors of its answer; `None` when the sidecar hung up.
+    fn ask(
+        socket: &UnixStream,
+        bytes: &[u8],
+        memory: Option<&Region>,
+    ) -> Option<Vec<std::os::fd::OwnedFd>> {
+        let fds: Vec<_> = memory.iter().map(|region| region.fd()).collect();
+        send_with_fds(socket.as_fd(), bytes, &fds).ok()?;
+        let (count, fds) = recv_with_fds(socket, &mut [0; CONTROL_BYTES], 3).ok()?;
+        (count == CONTROL_BYTES).then_some(fds)
+    }
+
+    /// Submits a few entries that were right, with bytes changed; or writes anywhere into the queues.
+    fn misbehave(&mut self, random: &mut rpc::fuzz::Random) {
+        for _ in 0..=random.below(8) {
+            let (op, file) = ([Op::Read, Op::Write, Op::Sync][random.below(3)], 2);
+            let at = random.number() % SIZE;
+            let length = random.below(1 << 16) as u32;
+            let (iov, iov_offset, user_data) = (1, 0, random.number());
+            let good = Submission { op, file, iov, length, iov_offset, file_offset: at, user_data };
+            let mut bytes = good.encode().map(u64::to_le_bytes).concat();
+            let donor = bytes.clone();
+            random.mutate(&mut bytes, &donor);
+            bytes.resize(64, 0);
+            let words = bytes.as_chunks::<8>().0;
+            let entry = std::array::from_fn(|word| u64::from_le_bytes(words[word]));
+            // Refused once the indices have been written over.
+            let _ = self.submissions.push(&entry);
+        }
+        if random.below(4) == 0 {
+            let word = self.queues.atomic_u32(random.below(self.queues.len() / 4) * 4).unwrap();
+            word.store(random.number() as u32, Ordering::Relaxed);
+        }
+        let _ = self.submissions.ring();
+        if random.below(4) == 0 {
+            let mut control =
+                Control { id: 1, ..Control::new(ControlKind::Stat) }.encode().to_vec();
+            let donor = control.clone();
+            random.mutate(&mut control, &donor);
+            let _ = send_with_fds(self.socket.as_fd(), &control, &[]);
+        }
+    }
+}
+
+#[test]
+fn no_entry_index_or_message_of_an_application_harms_another() {
+    let served = Served::start();
+    let mut honest = served.connect();
+    let iov = honest.register(4096).unwrap();
+    let file = honest.open("/data/dir/file", 0).unwrap().id;
+    let runs = rpc::fuzz::run(|random| {
+        let mut wild = Wild::connect(&served.socket());
+        for _ in 0..=random.below(4) {
+            wild.misbehave(random);
+        }
+        let file_offset = random.number() % (SIZE - 4096);
+        let read = Transfer { file_offset, ..transfer(file, iov.id, 4096) };
+        assert_eq!(result_of(&mut honest, Op::Read, read), 4096);
+        let mut bytes = [0; 4096];
+        iov.region.copy_out(0, &mut bytes).unwrap();
+        assert!(bytes.iter().zip(file_offset..).all(|(found, at)| *found == byte(at)));
+        drop(wild);
+        served.wait_connections(1);
+    });
+    assert!(runs > 10, "only {runs} runs");
 }
 
 #[test]

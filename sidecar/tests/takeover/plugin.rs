@@ -12,7 +12,8 @@ use node::cluster::{Cluster, ClusterError, DatasetSpec, Notice};
 use node::plugin::Plugin;
 use node::volume::{self, Options, Pod};
 use rustix::mount::UnmountFlags;
-use sidecar::run::{Opened, Opener, Places, READY_FILE, Refusal, Reporter, Sidecar};
+use sidecar::report::{Refusal, Reporter};
+use sidecar::run::{Opened, Opener, Places, READY_FILE, Sidecar};
 
 use super::{child, local_fs, wait_for};
 

@@ -1,3 +1,5 @@
+use prost::Message;
+
 use super::*;
 use crate::csi::{MountVolume, VolumeCapability};
 
@@ -142,4 +144,53 @@ fn unpublish_finds_the_key_and_ignores_foreign_paths() {
     assert_eq!(parse_unpublish(&request, kubelet).unwrap(), None);
     request.volume_id.clear();
     assert_eq!(parse_unpublish(&request, kubelet), Err(VolumeError::Missing("volume id")));
+}
+
+/// Any publish request: refused, or below kubelet's directory and under names that can be part of a path. Answers what a
+/// log may show of it.
+fn publish(request: &NodePublish) -> String {
+    let options = match parse(request) {
+        Ok(options) => options,
+        Err(refusal) => return format!("{request:?} {refusal}"),
+    };
+    let (uid, name) = split_target(&options.target, Path::new(KUBELET)).unwrap();
+    assert_eq!((&uid, &name), (&options.pod.uid, &options.name));
+    assert_eq!(options.key().split('/').collect::<Vec<_>>(), [&*uid, &*name]);
+    let private = private_dir(Path::new(KUBELET), &uid);
+    assert!(private.components().all(|part| part != Component::ParentDir), "{private:?}");
+    for name in [&options.dataset, &options.namespace, &options.pod.name, &options.pod.namespace] {
+        assert!(object_name("name", name).is_ok(), "{name:?}");
+    }
+    format!("{request:?} {options:?}")
+}
+
+#[test]
+fn no_publish_request_reaches_outside_its_pod_or_tells_a_secret() {
+    let keys = [("accessKeyId", "hush-a"), ("secretAccessKey", "hush-b"), ("sessionToken", "hush")];
+    let mut full = request();
+    full.secrets = keys.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    for (key, value) in [("uid", "5"), ("gid", "6"), ("mountPath", "/mnt/data")] {
+        full.volume_context.insert(key.to_owned(), value.to_owned());
+    }
+    assert!(parse(&full).unwrap().credentials.is_some());
+    let good = [request().encode_to_vec(), full.encode_to_vec()];
+    let runs = rpc::fuzz::run(|random| {
+        let mut bytes = good[random.below(good.len())].clone();
+        let donor = &good[random.below(good.len())];
+        random.mutate(&mut bytes, donor);
+        if let Ok(request) = NodePublish::decode(&*bytes) {
+            publish(&request);
+        }
+        // A parser of protobuf refuses most of those, so also one that is whole but for a text.
+        let mut request = full.clone();
+        let texts = request.volume_context.values_mut().chain([&mut request.target_path]);
+        let mut texts: Vec<&mut String> = texts.collect();
+        let text = texts.swap_remove(random.below(texts.len()));
+        let mut bytes = std::mem::take(text).into_bytes();
+        random.mutate(&mut bytes, b"/../../../elsewhere/./mount");
+        *text = String::from_utf8_lossy(&bytes).into_owned();
+        let shown = publish(&request);
+        assert!(!shown.contains("hush"), "{shown}");
+    });
+    assert!(runs > 100, "only {runs} runs");
 }
