@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::command::{output_within, run_within, tool};
@@ -280,6 +280,18 @@ pub fn unbounded(pod: &Value) -> Vec<String> {
 pub fn ask(namespace: &str, pod: &str, port: i32, path: &str) -> Result<String> {
     let url = format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/{path}");
     kubectl(&["get", "--raw", &url])
+}
+
+/// Puts an object to a path of the API, such as a subresource.
+///
+/// # Errors
+/// When the API server refuses it; the message holds its words.
+pub fn put(path: &str, object: &Value) -> Result<()> {
+    let output =
+        output(program().args(["replace", "--raw", path, "-f", "-"]), &object.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "put {path}: {}", said.trim());
+    Ok(())
 }
 
 /// What a command printed inside a container.

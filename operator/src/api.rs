@@ -37,6 +37,13 @@ impl ApiError {
     pub fn request(action: impl Into<String>, source: kube::Error) -> Self {
         Self::Request { action: action.into(), source: Box::new(source) }
     }
+
+    /// Whether the API server refused because someone else had changed the object meanwhile.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        let Self::Request { source, .. } = self else { return false };
+        matches!(&**source, kube::Error::Api(status) if status.is_conflict())
+    }
 }
 
 /// `(kind, group, version, plural)`.

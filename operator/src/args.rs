@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
 
 use crate::plan::Images;
+use crate::plan::job::Placement;
 
 /// Runs storage clusters and injects datasets into pods.
 #[derive(Debug, Parser)]
@@ -38,6 +39,9 @@ pub struct RunArgs {
     /// Pull policy of all images.
     #[arg(long, value_name = "POLICY", default_value = "IfNotPresent", value_parser = ["Always", "IfNotPresent", "Never"])]
     pub pull_policy: String,
+    /// Nodes for the pods of Jobs: nodeSelector and tolerations, as in a pod, in JSON.
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = placement)]
+    pub jobs: Placement,
     /// Address of /healthz, /readyz, /metrics and /state.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
     pub admin: SocketAddr,
@@ -132,6 +136,12 @@ impl RunArgs {
     }
 }
 
+fn placement(text: &str) -> Result<Placement, String> {
+    serde_json::from_str(text).map_err(|error| {
+        format!("{error}: give JSON such as {{\"nodeSelector\": {{}}, \"tolerations\": []}}")
+    })
+}
+
 fn check_name(flag: &str, name: &str) -> anyhow::Result<()> {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if name.is_empty() || name.len() > 63 || !name.chars().all(fits) {
@@ -160,6 +170,8 @@ mod tests {
             (&["--admin", "0.0.0.0:8443"], "two addresses"),
             (&["--webhook-secret", "A_B"], "--webhook-secret"),
             (&["--pull-policy", "Sometimes"], "--pull-policy"),
+            (&["--jobs", r#"{"nodeSelectors": {}}"#], "unknown field `nodeSelectors`"),
+            (&["--jobs", r#"{"nodeSelector": {"pool": 1}}"#], "--jobs"),
         ] {
             let error = run(flags).err().unwrap_or_default();
             assert!(error.contains(part), "{flags:?}: {error}");
@@ -170,5 +182,15 @@ mod tests {
     fn images_are_named_by_registry_and_tag() {
         let args = run(&["--images", "r.example.com/x/", "--tag", "1"]).unwrap();
         assert_eq!(args.images().reference("meta"), "r.example.com/x/meta:1");
+    }
+
+    #[test]
+    fn nodes_for_jobs_are_read_as_a_pod_has_them() {
+        assert_eq!(run(&[]).unwrap().jobs, Placement::default());
+        let text = r#"{"nodeSelector": {"pool": "batch"}, "tolerations": [{"key": "gpu", "operator": "Exists", "tolerationSeconds": 60}]}"#;
+        let jobs = run(&["--jobs", text]).unwrap().jobs;
+        assert_eq!(jobs.node_selector["pool"], "batch");
+        assert_eq!(jobs.tolerations[0].key.as_deref(), Some("gpu"));
+        assert_eq!(jobs.tolerations[0].toleration_seconds, Some(60));
     }
 }

@@ -25,6 +25,9 @@ pub enum ExecuteError {
     /// The manager was not reached.
     #[error("give the chain table to the manager")]
     Manager(#[from] HttpError),
+    /// The manager answered, but cannot take a table at the moment.
+    #[error("the manager cannot take a chain table now: HTTP status {0}")]
+    Unavailable(StatusCode),
     /// The manager refused the table.
     #[error("the manager refused the chain table: {0}")]
     Refused(String),
@@ -204,6 +207,45 @@ async fn push_table(host: &str, body: &Value) -> Result<(), ExecuteError> {
             let reason = answer["reason"].as_str().or_else(|| answer.as_str());
             Err(ExecuteError::Refused(reason.unwrap_or("conflict").chars().take(512).collect()))
         }
+        // Its store, say, for a moment: no word about this table.
+        other if other.is_server_error() => Err(ExecuteError::Unavailable(other)),
         other => Err(ExecuteError::Refused(format!("HTTP status {other}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// What becomes of a push that a manager answers with `status`.
+    async fn pushed(status: &str) -> Result<(), ExecuteError> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let body = r#"{"reason":"another shape"}"#;
+        let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        let answered = async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+            stream.write_all(answer.as_bytes()).await.unwrap();
+        };
+        let table = json!({"revision": 1});
+        tokio::join!(push_table(&host, &table), answered).0
+    }
+
+    #[tokio::test]
+    async fn only_an_answer_about_the_table_is_a_refusal_of_it() {
+        pushed("200 OK").await.unwrap();
+        for status in ["500 Internal Server Error", "503 Service Unavailable"] {
+            let error = pushed(status).await.unwrap_err();
+            assert!(matches!(error, ExecuteError::Unavailable(_)), "{error}");
+        }
+        for (status, why) in [("409 Conflict", "another shape"), ("400 Bad Request", "400")] {
+            let error = pushed(status).await.unwrap_err();
+            let ExecuteError::Refused(said) = &error else { panic!("{error}") };
+            assert!(said.contains(why), "{said}");
+        }
     }
 }

@@ -114,7 +114,8 @@ async fn lead(
     metrics.leader.set(1);
     let work = async {
         let users = Users::start(client.clone()).await;
-        let shared = Shared { client: client.clone(), images: args.images(), users, metrics };
+        let (images, jobs) = (args.images(), args.jobs.clone());
+        let shared = Shared { client: client.clone(), images, jobs, users, metrics };
         controller::run(shared, stop.clone()).await;
     };
     tokio::select! {

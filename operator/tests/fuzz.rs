@@ -131,7 +131,7 @@ fn view() -> (ClusterView, ChainTable) {
 
 /// A manager's status: it is no status, or there is a plan that may be carried out.
 fn status(manager: Option<ManagerStatus>) {
-    let env = Env { images: images(), now: Timestamp::UNIX_EPOCH };
+    let env = Env { images: images(), jobs: Default::default(), now: Timestamp::UNIX_EPOCH };
     let (mut cluster, table) = view();
     let table = TableView { table, manager: manager.clone(), refusal: None };
     assert_eq!(lint::lint(&table::plan(&table, &env)), Vec::<String>::new());

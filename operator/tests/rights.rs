@@ -101,3 +101,41 @@ fn of_our_own_kinds_each_process_writes_what_it_has_to() {
         ]
     );
 }
+
+/// All that the role of `name` may do: verbs and resources, a rule each.
+fn all_of(name: &str) -> Vec<String> {
+    let roles = roles();
+    let named = roles.iter().filter(|role| role["metadata"]["name"] == name);
+    let rules = named.flat_map(rules);
+    rules.map(|r| [words(r, "verbs"), words(r, "resources")].concat().join(" ")).collect()
+}
+
+#[test]
+fn the_node_plugin_reads_datasets_and_posts_events() {
+    assert_eq!(all_of("expression-lampyris-node"), ["get datasets", "create events"]);
+}
+
+#[test]
+fn what_stops_the_operator_takes_its_lease_and_releases_datasets() {
+    assert_eq!(
+        all_of("lampyris-retire"),
+        ["patch deployments/scale", "create leases", "get update leases"]
+    );
+    assert_eq!(all_of("expression-lampyris-retire"), ["get list patch datasets"]);
+}
+
+#[test]
+fn only_servers_and_jobs_can_be_deleted() {
+    let mut deletes = Vec::new();
+    for role in roles() {
+        for rule in rules(&role) {
+            if words(rule, "verbs").iter().any(|verb| verb.starts_with("delete")) {
+                let role = role["metadata"]["name"].as_str().unwrap().to_owned();
+                deletes.push(format!("{role}: {}", words(rule, "resources").join(" ")));
+            }
+        }
+    }
+    deletes.sort();
+    let operator = |what: &str| format!("expression-lampyris-operator: {what}");
+    assert_eq!(deletes, [operator("jobs"), operator("statefulsets")]);
+}

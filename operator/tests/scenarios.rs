@@ -13,6 +13,7 @@ use crds::{ChainTable, Dataset, DatasetLoad, StorageCluster, StorageNode};
 use k8s_openapi::jiff::Timestamp;
 use operator::plan::cluster::{ClusterView, ManagerStatus};
 use operator::plan::dataset::{DatasetView, job_name};
+use operator::plan::job::Placement;
 use operator::plan::load::LoadView;
 use operator::plan::table::TableView;
 use operator::plan::{
@@ -27,6 +28,8 @@ struct World {
     hosts: BTreeMap<i64, String>,
     domains: BTreeMap<String, String>,
     manager: Option<Value>,
+    /// What an admission policy adds to the containers of every StatefulSet.
+    mount: Option<Value>,
     /// The table that the manager took and keeps.
     pushed: Option<Value>,
     users: Vec<String>,
@@ -43,6 +46,7 @@ impl World {
             hosts: BTreeMap::new(),
             domains: BTreeMap::new(),
             manager: None,
+            mount: None,
             pushed: None,
             users: Vec::new(),
             messages: Vec::new(),
@@ -55,7 +59,8 @@ impl World {
     fn env(&self) -> Env {
         let (registry, pull_policy) = ("r".to_owned(), "IfNotPresent".to_owned());
         let images = Images { registry, tag: self.tag.clone(), pull_policy };
-        Env { images, now: Timestamp::from_second(self.second).unwrap() }
+        let now = Timestamp::from_second(self.second).unwrap();
+        Env { images, jobs: Placement::default(), now }
     }
 
     fn get(&self, kind: &str, name: &str) -> Option<&Value> {
@@ -70,6 +75,11 @@ impl World {
         let id = ObjectId::of(&object);
         object["metadata"]["uid"] = json!(format!("uid-{}", id.name));
         object["metadata"]["generation"] = json!(1);
+        if let Some(mount) = self.mount.as_ref().filter(|_| id.kind == "StatefulSet") {
+            let pod = &mut object["spec"]["template"]["spec"];
+            pod["volumes"] = json!([{"name": mount["name"], "emptyDir": {}}]);
+            pod["containers"][0]["volumeMounts"].as_array_mut().unwrap().insert(0, mount.clone());
+        }
         let key = (id.kind, id.name);
         if let Some(old) = self.objects.get(&key) {
             object["status"] = old["status"].clone();
@@ -127,6 +137,7 @@ impl World {
                 }
             }
             "sets-ready" => self.sets_ready(),
+            "policy" => self.mount = Some(yaml(rest)),
             "manager" => self.manager = (rest != "away").then(|| yaml(rest)),
             "users" => self.users = rest.split_whitespace().map(str::to_owned).collect(),
             "message" => self.messages = vec![rest.to_owned()],

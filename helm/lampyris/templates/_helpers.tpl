@@ -1,18 +1,23 @@
 {{- define "lampyris.labels" -}}
 app.kubernetes.io/name: lampyris
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- end }}
 
 {{- define "lampyris.selector" -}}
 app.kubernetes.io/name: lampyris
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{- define "lampyris.image" -}}
-{{ .root.Values.images.registry }}/{{ .name }}:{{ .root.Values.images.tag | default .root.Chart.AppVersion }}
+{{ printf "%s/%s:%s" .root.Values.images.registry .name (.root.Values.images.tag | default .root.Chart.AppVersion) | quote }}
+{{- end }}
+
+{{- /* Where the node plugin and the keeper meet. */}}
+{{- define "lampyris.plugin" -}}
+{{ .Values.node.kubeletDir }}/plugins/csi.lampyris.dev
 {{- end }}
 
 {{- define "lampyris.restricted" -}}

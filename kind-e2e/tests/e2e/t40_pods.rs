@@ -56,6 +56,28 @@ fn injection_leaves_the_security_context_of_the_application_as_it_is() -> Result
     })
 }
 
+/// A container that joins a pod after its admission: it may see the data, and not what only our sidecars may.
+#[test]
+fn a_debug_container_gets_the_data_and_not_the_descriptors() -> Result<()> {
+    explained(|| {
+        let pod = Pod::start("debugged", "node-1")?;
+        let path = format!("/api/v1/namespaces/{EXERCISE}/pods/{}/ephemeralcontainers", pod.name());
+        let join = |volume: &str| {
+            let mut object = pod.object()?;
+            let mut debug = container(&format!("debug-{volume}"), &["idle"]);
+            debug["volumeMounts"] = json!([{"name": volume, "mountPath": "/seen"}]);
+            // The API server allows a debug container none.
+            debug.as_object_mut().context("a container")?.remove("resources");
+            object["spec"]["ephemeralContainers"] = json!([debug]);
+            kube::put(&path, &object)
+        };
+        let refusal = join("lampyris-private").expect_err("the sockets of our sidecars");
+        let says = format!("{refusal:#}").contains("may not mount the volume lampyris-private");
+        ensure!(says, "{refusal:#}");
+        join("lampyris-0")
+    })
+}
+
 /// Runs a Job, which no earlier run may have left, until `status` says how it ended; the pod that ended last.
 fn run_job(name: &str, pod: &Value, retries: i64, ended: impl Fn(&Value) -> bool) -> Result<Value> {
     kube::delete_with_dependents(EXERCISE, "job", name)?;
@@ -176,16 +198,19 @@ fn the_node_plugin_shows_the_figures_of_a_pods_sidecar() -> Result<()> {
         let plugin = plugins.iter().find(|plugin| plugin["spec"]["nodeName"] == "node-3");
         let name = plugin.and_then(|plugin| plugin["metadata"]["name"].as_str());
         let name = name.context("a node plugin on node-3")?;
-        let labels = format!(
-            "{{namespace=\"{EXERCISE}\",pod=\"{}\",container=\"lampyris-mount\"}} ",
-            pod.name()
-        );
+        let labels =
+            format!("namespace=\"{EXERCISE}\",pod=\"{}\",container=\"lampyris-mount\"", pod.name());
         wait::until("the sidecar's figures", TOLD_WITHIN, || {
             let text = kube::ask(SYSTEM, name, NODE_ADMIN, "metrics")?;
-            let start = format!("lampyris_mount_fuse_requests_total{labels}");
-            let taken = text.lines().find_map(|line| line.strip_prefix(&start));
-            let taken: u64 = taken.context("no figure of the sidecar")?.trim().parse()?;
+            let figure = |series: String| -> Result<u64> {
+                let shown = text.lines().find(|line| line.starts_with(&series));
+                let (_, value) = shown.and_then(|line| line.rsplit_once(' ')).context(series)?;
+                Ok(value.parse()?)
+            };
+            let taken = figure(format!("lampyris_mount_fuse_requests_total{{{labels}}}"))?;
             ensure!(taken > 0, "{taken} requests");
+            let written = figure(format!("lampyris_mount_written_bytes_total{{{labels},volume="))?;
+            ensure!(written == 1_000_000, "{written} bytes written");
             Ok(())
         })?;
         pod.exercise(&["remove", "/data/figures"])?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crds::Dataset;
-use crds::names::{ANNOTATION_INJECTED, LABEL_DATASET, LABEL_INJECT};
+use crds::names::LABEL_DATASET;
 use futures::StreamExt;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use super::{Context, ReconcileError, Shared, drive, labelled};
 use crate::plan::dataset::{DatasetView, job_name};
-use crate::webhook::users::datasets_of;
+use crate::webhook::users::{UserPod, injected};
 use crate::{observe, plan};
 
 type Meta = PartialObjectMeta<Dataset>;
@@ -28,11 +28,10 @@ const DEBOUNCE: Duration = Duration::from_millis(200);
 pub(super) async fn run(shared: &Shared, stop: watch::Receiver<bool>) {
     let client = || shared.client.clone();
     let inspectors = labelled(LABEL_DATASET);
-    let users = labelled(&format!("{LABEL_INJECT}=true"));
     let controller = Controller::new(Api::<Meta>::all(client()), watcher::Config::default())
         .owns(Api::<Job>::all(client()), inspectors.clone())
         .watches(Api::<PartialObjectMeta<Pod>>::all(client()), inspectors, of_inspector)
-        .watches(Api::<PartialObjectMeta<Pod>>::all(client()), users, of_user)
+        .watches(Api::<UserPod>::all(client()), injected(), of_user)
         .with_config(Config::default().debounce(DEBOUNCE));
     let context = Context::new(shared, "lampyris-dataset", "Dataset");
     drive!(controller, reconcile, context, stop);
@@ -45,9 +44,8 @@ fn of_inspector(pod: PartialObjectMeta<Pod>) -> Option<ObjectRef<Meta>> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "a watch gives its objects away")]
-fn of_user(pod: PartialObjectMeta<Pod>) -> Vec<ObjectRef<Meta>> {
-    let marker = pod.annotations().get(ANNOTATION_INJECTED).cloned().unwrap_or_default();
-    datasets_of(&marker)
+fn of_user(pod: UserPod) -> Vec<ObjectRef<Meta>> {
+    pod.datasets()
         .into_iter()
         .map(|(namespace, name)| ObjectRef::new(&name).within(&namespace))
         .collect()

@@ -1,6 +1,6 @@
-//! The four controllers. Each watches metadata only, so that an object that does not parse cannot
-//! stop the watch of the others; reconciling reads the object whole and, if it does not parse,
-//! says so on that object alone.
+//! The four controllers. Each watches metadata only (and of pods with datasets the volumes), so
+//! that an object that does not parse cannot stop the watch of the others; reconciling reads the
+//! object whole and, if it does not parse, says so on that object alone.
 
 mod cluster;
 mod dataset;
@@ -27,6 +27,7 @@ use crate::api::ApiError;
 use crate::execute::{ExecuteError, Executor};
 use crate::metrics::{Metrics, ReconcileLabels};
 use crate::observe;
+use crate::plan::job::Placement;
 use crate::plan::{Env, Images, Notice, Plan};
 use crate::webhook::users::Users;
 
@@ -53,6 +54,8 @@ pub struct Shared {
     pub client: Client,
     /// Images to deploy.
     pub images: Images,
+    /// Where the pods of Jobs may run.
+    pub jobs: Placement,
     /// Which pods use which Dataset.
     pub users: Users,
     /// Counters.
@@ -101,7 +104,8 @@ impl Context {
     }
 
     fn env(&self) -> Env {
-        Env { images: self.shared.images.clone(), now: Timestamp::now() }
+        let Shared { images, jobs, .. } = &self.shared;
+        Env { images: images.clone(), jobs: jobs.clone(), now: Timestamp::now() }
     }
 
     /// The object whole. `None` if it is gone or does not parse; the latter is said in an event.

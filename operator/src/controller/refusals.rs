@@ -1,34 +1,46 @@
-//! What a manager said when it refused: kept by the controller that heard it, until the next
-//! reconcile makes a condition of it.
+//! What a manager said when it refused: kept by the controller that heard it, for the condition
+//! that every reconcile makes of it until the manager says something else.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 
-/// The last refusal of each object. One that was made again under the same name starts without.
+/// The last refusal of each object. One that was made again under the same name starts without, and
+/// so does one of another revision.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
-    /// Uid and reason, by namespace and name: as many as there are objects at most.
-    last: Mutex<HashMap<String, (Option<String>, String)>>,
+    /// By namespace and name: as many as there are objects at most.
+    last: Mutex<HashMap<String, Refusal>>,
+}
+
+#[derive(Debug)]
+struct Refusal {
+    uid: Option<String>,
+    revision: i64,
+    why: String,
 }
 
 impl Refusals {
-    /// Why the object was refused last.
-    pub(super) fn of(&self, object: &ObjectReference) -> Option<String> {
+    /// Why this revision of the object was refused last.
+    pub(super) fn of(&self, object: &ObjectReference, revision: i64) -> Option<String> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let (uid, why) = last.get(&super::Context::key(object))?;
-        (*uid == object.uid).then(|| why.clone())
+        let refusal = last.get(&super::Context::key(object))?;
+        let same = refusal.uid == object.uid && refusal.revision == revision;
+        same.then(|| refusal.why.clone())
     }
 
-    /// Notes a refusal, or that there is none any more.
-    pub(super) fn remember(&self, object: &ObjectReference, why: Option<String>) {
+    /// Notes that this revision of the object was refused.
+    pub(super) fn remember(&self, object: &ObjectReference, revision: i64, why: String) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = super::Context::key(object);
-        match why {
-            Some(why) => drop(last.insert(key, (object.uid.clone(), why))),
-            None => drop(last.remove(&key)),
-        }
+        let refusal = Refusal { uid: object.uid.clone(), revision, why };
+        last.insert(super::Context::key(object), refusal);
+    }
+
+    /// Notes that the object is refused no more, or gone.
+    pub(super) fn forget(&self, object: &ObjectReference) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.remove(&super::Context::key(object));
     }
 }
 
@@ -48,12 +60,13 @@ mod tests {
     #[test]
     fn a_refusal_is_the_object_s_own_and_of_one_controller() {
         let (one, other) = (Refusals::default(), Refusals::default());
-        one.remember(&object("a"), Some("no".to_owned()));
-        assert_eq!(one.of(&object("a")), Some("no".to_owned()));
-        assert_eq!(other.of(&object("a")), None, "another controller of the process");
-        assert_eq!(one.of(&object("b")), None, "made again under the same name");
-        one.remember(&object("b"), None);
-        assert_eq!(one.of(&object("a")), None);
+        one.remember(&object("a"), 1, "no".to_owned());
+        assert_eq!(one.of(&object("a"), 1), Some("no".to_owned()));
+        assert_eq!(one.of(&object("a"), 2), None, "another revision");
+        assert_eq!(other.of(&object("a"), 1), None, "another controller of the process");
+        assert_eq!(one.of(&object("b"), 1), None, "made again under the same name");
+        one.forget(&object("b"));
+        assert_eq!(one.of(&object("a"), 1), None);
         assert!(one.last.lock().unwrap().is_empty(), "nothing is kept for objects that are gone");
     }
 }

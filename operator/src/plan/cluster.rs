@@ -101,6 +101,7 @@ pub fn plan(view: &ClusterView, env: &Env) -> Plan {
         plan.ensure(object, observed);
     }
     let waiting = roll_out(&mut plan, view, &ids, env);
+    plan.actions.extend(orphans(view, &ids).map(Action::Delete));
     for node in &view.nodes {
         node_status(&mut plan, view, node, env);
     }
@@ -160,6 +161,42 @@ fn roll_out(plan: &mut Plan, view: &ClusterView, ids: &[i64], env: &Env) -> Vec<
         }
     }
     waiting
+}
+
+/// The servers of StorageNodes that were deleted before there was a chain table: nobody wants them,
+/// and no data is on them. Their claims stay.
+fn orphans<'a>(view: &'a ClusterView, ids: &'a [i64]) -> impl Iterator<Item = ObjectId> + 'a {
+    let cluster = &view.cluster;
+    let never_had_a_table = never_had_a_table(view);
+    let sets = view.children.values().filter(|child| child["kind"] == "StatefulSet");
+    let deleting = |set: &Value| set["metadata"]["deletionTimestamp"].is_string();
+    sets.filter(move |set| never_had_a_table && !deleting(set)).filter_map(move |set| {
+        let id: i64 = set["metadata"]["labels"][LABEL_NODE_ID].as_str()?.parse().ok()?;
+        let found = ObjectId::of(set);
+        // Whatever else carries our labels, we made servers of this name and owner only.
+        let ours = found.name == storage_name(&cluster.name_any(), id)
+            && cluster.uid().is_some_and(|uid| is_owned_by(set, &uid));
+        (ours && !ids.contains(&id)).then_some(found)
+    })
+}
+
+fn is_owned_by(object: &Value, uid: &str) -> bool {
+    let owners = object["metadata"]["ownerReferences"].as_array();
+    owners.into_iter().flatten().any(|owner| owner["uid"] == uid)
+}
+
+/// Whether the cluster has no data for certain. That no ChainTable is there is not enough: it may
+/// have been deleted, and its members' ids with the StorageNodes. The manager keeps the table that
+/// data lies in, also that of an earlier cluster of this name; and where its volume was lost, the
+/// cluster's own status remembers that there were chains.
+fn never_had_a_table(view: &ClusterView) -> bool {
+    let old = view.cluster.status.clone().unwrap_or_default();
+    let had_chains = booted(&old) || old.chains.is_some_and(|chains| chains.total > 0);
+    let manager_has_none = view
+        .manager
+        .as_ref()
+        .is_some_and(|manager| manager.table_revision == 0 && manager.chains.total == 0);
+    view.table.is_none() && manager_has_none && !had_chains
 }
 
 /// Whether taking one server away for a moment leaves every chain readable and writable.
@@ -418,9 +455,9 @@ fn is_accepted(view: &ClusterView) -> bool {
 }
 
 fn lost_nodes(view: &ClusterView, manager: &ManagerStatus, booted: bool) -> Verdict {
-    if view.table.is_none() || manager.table_revision == 0 {
+    let Some(table) = view.table.as_ref().filter(|_| manager.table_revision != 0) else {
         return Verdict::no("NoTable", "there is no chain table yet");
-    }
+    };
     let verdict = super::table::degraded(&manager.chains);
     if !verdict.holds() {
         return verdict;
@@ -429,10 +466,12 @@ fn lost_nodes(view: &ClusterView, manager: &ManagerStatus, booted: bool) -> Verd
         return Verdict::no("Bootstrapping", "the first replicas are starting");
     }
     let name = view.cluster.name_any();
+    // The manager also remembers those that were deleted before there was a table.
+    let is_member = |id: i64| table.spec.nodes.iter().any(|node| node.node_id == id);
     let lost: Vec<String> = manager
         .nodes
         .iter()
-        .filter(|node| !node.alive)
+        .filter(|node| !node.alive && is_member(node.node_id))
         .map(|node| {
             let host = view.hosts.get(&node.node_id).map_or("no node", String::as_str);
             format!("{}-0 on {host}", storage_name(&name, node.node_id))

@@ -33,7 +33,7 @@ pub struct DatasetView {
     pub job: Option<Value>,
     /// Termination messages of that Job's pods, latest last.
     pub messages: Vec<String>,
-    /// Pods that use the Dataset, as `namespace/name`, sorted.
+    /// Pods whose volumes name the Dataset, as `namespace/name`, sorted.
     pub users: Vec<String>,
     /// Whether the StorageCluster of `source.cluster` is ready; `None` if it does not exist.
     pub cluster_ready: Option<bool>,
@@ -56,12 +56,13 @@ pub fn plan(view: &DatasetView, env: &Env) -> Plan {
     let dataset = &view.dataset;
     let old = dataset.status.clone().unwrap_or_default();
     let mut status = old.clone();
-    let sample = view.users.iter().take(SAMPLE).cloned().collect();
-    let pods = i32::try_from(view.users.len()).unwrap_or(i32::MAX);
+    let users = users(view);
+    let sample = users.iter().take(SAMPLE).map(|user| (*user).to_owned()).collect();
+    let pods = i32::try_from(users.len()).unwrap_or(i32::MAX);
     status.used_by = Some(UsedBy { pods, sample });
     let deleting = dataset.metadata.deletion_timestamp.is_some();
     if deleting {
-        block_deletion(&mut plan, &mut status, view, env);
+        block_deletion(&mut plan, &mut status, view, &users, env);
     } else if dataset.spec.read_only {
         inspect(&mut plan, &mut status, view, env);
     } else {
@@ -74,7 +75,7 @@ pub fn plan(view: &DatasetView, env: &Env) -> Plan {
     }
     // The finalizer is there only while it protects someone, so that nothing hangs without us.
     let held = dataset.finalizers().iter().any(|name| name == FINALIZER_DATASET);
-    let present = !view.users.is_empty();
+    let present = !users.is_empty();
     if held || present {
         plan.requeue(USERS_S);
     }
@@ -88,13 +89,28 @@ pub fn plan(view: &DatasetView, env: &Env) -> Plan {
     plan
 }
 
-fn block_deletion(plan: &mut Plan, status: &mut DatasetStatus, view: &DatasetView, env: &Env) {
+/// The pods that the Dataset is held for. One of another namespace never gets a Dataset with a
+/// Secret, whatever its volumes name: it must not keep the owner from deleting it.
+fn users(view: &DatasetView) -> Vec<&str> {
+    let home = view.dataset.namespace().unwrap_or_default();
+    let is_own = |user: &str| user.split_once('/').is_some_and(|(namespace, _)| namespace == home);
+    let guarded = view.dataset.spec.source.secret_name().is_some();
+    view.users.iter().map(String::as_str).filter(|user| !guarded || is_own(user)).collect()
+}
+
+fn block_deletion(
+    plan: &mut Plan,
+    status: &mut DatasetStatus,
+    view: &DatasetView,
+    users: &[&str],
+    env: &Env,
+) {
     status.phase = Some("Terminating".to_owned());
     status.observed_generation = view.dataset.metadata.generation;
-    let verdict = if view.users.is_empty() {
+    let verdict = if users.is_empty() {
         Verdict::no("NotInUse", "no pod uses this Dataset")
     } else {
-        Verdict::yes("InUse", format!("delete these pods first: {}", names(&view.users)))
+        Verdict::yes("InUse", format!("delete these pods first: {}", names(users)))
     };
     let (blocked, message) = (verdict.holds(), verdict.message.clone());
     let generation = view.dataset.metadata.generation;
@@ -107,8 +123,8 @@ fn block_deletion(plan: &mut Plan, status: &mut DatasetStatus, view: &DatasetVie
     }
 }
 
-fn names(users: &[String]) -> String {
-    let some = users.iter().take(SAMPLE).cloned().collect::<Vec<_>>().join(", ");
+fn names(users: &[&str]) -> String {
+    let some = users.iter().take(SAMPLE).copied().collect::<Vec<_>>().join(", ");
     match users.len().saturating_sub(SAMPLE) {
         0 => some,
         more => format!("{some} and {more} more"),
@@ -320,7 +336,7 @@ fn manifest(dataset: &Dataset, inspection: &Inspection, env: &Env) -> Value {
             "limits": {"cpu": "1", "memory": "256Mi"},
         }),
     };
-    job::manifest(&request, &env.images)
+    job::manifest(&request, env)
 }
 
 #[cfg(test)]
@@ -349,7 +365,8 @@ mod tests {
         let view = DatasetView { dataset, job, messages, users, cluster_ready };
         let (registry, tag, pull_policy) = ("r".into(), "1".into(), "Never".into());
         let images = crate::plan::Images { registry, tag, pull_policy };
-        let plan = plan(&view, &Env { images, now: Timestamp::UNIX_EPOCH });
+        let (jobs, now) = (job::Placement::default(), Timestamp::UNIX_EPOCH);
+        let plan = plan(&view, &Env { images, jobs, now });
         let Some(Action::Status(_, status)) = plan.actions.first() else { panic!("{plan:?}") };
         for gone in ["files", "bytes", "revision", "inspection"] {
             assert!(status.get(gone).is_none(), "{gone}: {status}");
@@ -360,6 +377,7 @@ mod tests {
     #[test]
     fn a_message_names_some_pods_and_counts_the_rest() {
         let users: Vec<String> = (0..7).map(|n| format!("a/p{n}")).collect();
+        let users: Vec<&str> = users.iter().map(String::as_str).collect();
         assert_eq!(names(&users), "a/p0, a/p1, a/p2, a/p3, a/p4 and 2 more");
         assert_eq!(names(&users[..2]), "a/p0, a/p1");
     }

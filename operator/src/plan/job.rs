@@ -1,10 +1,24 @@
 //! The Jobs that look at a Dataset and that load one. They run in the user's namespace without a
 //! service account token; credentials come from a mounted Secret that the operator never reads.
 
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Toleration;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::workload::{USER, restricted};
-use super::{Images, owner_reference};
+use super::{Env, owner_reference};
+
+/// Where the pods of Jobs may run, as the administrator chose.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Placement {
+    /// Labels that a node must have.
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints of a node that do not matter.
+    pub tolerations: Vec<Toleration>,
+}
 
 /// A Job of the scan agent's image.
 #[derive(Debug)]
@@ -33,12 +47,12 @@ pub struct JobRequest<'a> {
 
 /// The manifest.
 #[must_use]
-pub fn manifest(request: &JobRequest<'_>, images: &Images) -> Value {
+pub fn manifest(request: &JobRequest<'_>, env: &Env) -> Value {
     let (kind, owner, uid) = request.owner;
     let mut spec = json!({
         "backoffLimit": request.retries,
         "ttlSecondsAfterFinished": 3600,
-        "template": {"metadata": {"labels": request.labels}, "spec": pod(request, images)},
+        "template": {"metadata": {"labels": request.labels}, "spec": pod(request, env)},
     });
     if let Some(seconds) = request.deadline_s {
         spec["activeDeadlineSeconds"] = json!(seconds);
@@ -56,7 +70,7 @@ pub fn manifest(request: &JobRequest<'_>, images: &Images) -> Value {
     })
 }
 
-fn pod(request: &JobRequest<'_>, images: &Images) -> Value {
+fn pod(request: &JobRequest<'_>, env: &Env) -> Value {
     let mut args =
         vec![json!(request.command), json!("--config-json"), json!(request.config.to_string())];
     let mut mounts = vec![json!({"name": "tmp", "mountPath": "/tmp"})];
@@ -71,7 +85,7 @@ fn pod(request: &JobRequest<'_>, images: &Images) -> Value {
             json!({"name": "credentials", "secret": {"secretName": secret, "optional": true}}),
         );
     }
-    json!({
+    let mut pod = json!({
         "restartPolicy": "Never",
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
@@ -85,8 +99,8 @@ fn pod(request: &JobRequest<'_>, images: &Images) -> Value {
         },
         "containers": [{
             "name": "scan-agent",
-            "image": images.reference("scan-agent"),
-            "imagePullPolicy": images.pull_policy,
+            "image": env.images.reference("scan-agent"),
+            "imagePullPolicy": env.images.pull_policy,
             "command": ["/usr/bin/scan-agent"],
             "args": args,
             "resources": request.resources,
@@ -94,7 +108,15 @@ fn pod(request: &JobRequest<'_>, images: &Images) -> Value {
             "volumeMounts": mounts,
         }],
         "volumes": volumes,
-    })
+    });
+    let Placement { node_selector, tolerations } = &env.jobs;
+    if !node_selector.is_empty() {
+        pod["nodeSelector"] = json!(node_selector);
+    }
+    if !tolerations.is_empty() {
+        pod["tolerations"] = json!(tolerations);
+    }
+    pod
 }
 
 /// What a Job of the scan agent said at its end.
@@ -199,5 +221,41 @@ mod tests {
             assert_eq!(camel_case(Some(reason)), "JobFailed", "{reason}");
         }
         assert_eq!(camel_case(Some("BucketNotFound")), "BucketNotFound");
+    }
+
+    #[test]
+    fn a_pod_runs_on_the_nodes_that_were_chosen_for_jobs() {
+        let request = JobRequest {
+            name: "j".to_owned(),
+            namespace: "n",
+            owner: ("Dataset", "d", "u"),
+            labels: json!({}),
+            command: "inspect",
+            config: json!({}),
+            secret: None,
+            retries: 0,
+            deadline_s: None,
+            resources: json!({"requests": {"cpu": "1", "memory": "1Mi"}, "limits": {"cpu": "1", "memory": "1Mi"}}),
+        };
+        let pod = |jobs: Value| {
+            let (registry, tag, pull_policy) = ("r".into(), "1".into(), "Never".into());
+            let images = crate::plan::Images { registry, tag, pull_policy };
+            let jobs = serde_json::from_value(jobs).unwrap();
+            let now = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+            let job = manifest(&request, &Env { images, jobs, now });
+            let actions = vec![crate::plan::Action::Create(job.clone())];
+            let plan = crate::plan::Plan { actions, requeue_s: None };
+            assert_eq!(crate::plan::lint::lint(&plan), Vec::<String>::new());
+            job["spec"]["template"]["spec"].clone()
+        };
+        let anywhere = pod(json!({}));
+        assert_eq!(
+            (&anywhere["nodeSelector"], &anywhere["tolerations"]),
+            (&Value::Null, &Value::Null)
+        );
+        let (selector, tolerations) =
+            (json!({"pool": "batch"}), json!([{"key": "gpu", "operator": "Exists"}]));
+        let there = pod(json!({"nodeSelector": selector, "tolerations": tolerations}));
+        assert_eq!((&there["nodeSelector"], &there["tolerations"]), (&selector, &tolerations));
     }
 }

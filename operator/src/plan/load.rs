@@ -250,5 +250,5 @@ fn manifest(load: &DatasetLoad, from: &Source, target: &Dataset, env: &Env) -> V
             "limits": {"cpu": "2", "memory": "512Mi"},
         }),
     };
-    job::manifest(&request, &env.images)
+    job::manifest(&request, env)
 }

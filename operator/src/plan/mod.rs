@@ -26,6 +26,8 @@ pub const API_VERSION: &str = "lampyris.dev/v1alpha1";
 pub struct Env {
     /// Where images come from.
     pub images: Images,
+    /// Where the pods of Jobs may run.
+    pub jobs: job::Placement,
     /// The time of the observation.
     pub now: Timestamp,
 }

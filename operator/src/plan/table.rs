@@ -96,6 +96,13 @@ pub fn plan(view: &TableView, env: &Env) -> Plan {
     plan
 }
 
+/// Whether the manager serves this very table.
+#[must_use]
+pub fn is_accepted(view: &TableView) -> bool {
+    let status = view.table.status.as_ref();
+    status.is_some_and(|status| matches!(standing(view, &status.chains), Standing::Accepted))
+}
+
 fn standing(view: &TableView, chains: &[String]) -> Standing {
     let Some(manager) = &view.manager else { return Standing::Silent };
     if manager.table_revision < view.table.spec.revision || chains.is_empty() {
@@ -315,7 +322,8 @@ mod tests {
             tag: "1".to_owned(),
             pull_policy: "Always".to_owned(),
         };
-        let env = Env { images, now: k8s_openapi::jiff::Timestamp::UNIX_EPOCH };
+        let now = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+        let env = Env { images, jobs: Default::default(), now };
         let manager = Some(serde_json::from_value(manager).unwrap());
         let plan = plan(&TableView { table, manager, refusal: None }, &env);
         let status = plan.actions.iter().find_map(|action| match action {
