@@ -55,9 +55,9 @@ pub struct S3Source {
     store: AmazonS3,
     keys: Arc<Keys>,
     uri: String,
-    prefix: String,
+    prefix: Path,
     patience: Duration,
-    /// Set once the prefix turned out to be an object's key.
+    /// Whether the prefix turned out to be an object's key, the last time that it was listed.
     is_single: AtomicBool,
 }
 
@@ -83,7 +83,7 @@ impl S3Source {
             store,
             keys,
             uri: config.uri.clone(),
-            prefix: prefix.to_owned(),
+            prefix: path(prefix)?,
             patience: PATIENCE,
             is_single: AtomicBool::new(false),
         })
@@ -94,7 +94,7 @@ impl S3Source {
         let key = meta.location.as_ref();
         let bad =
             |why| Failure::new(Reason::StoreUnavailable, format!("{key} of {} {why}", self.uri));
-        let below = match key.strip_prefix(self.prefix.as_str()) {
+        let below = match key.strip_prefix(self.prefix.as_ref()) {
             Some("") => key.rsplit('/').next().unwrap_or(key),
             Some(rest) => rest.trim_start_matches('/'),
             None => return Err(bad("was listed but not asked for")),
@@ -111,20 +111,19 @@ impl S3Source {
         })
     }
 
-    fn key(&self, object: &Object) -> Path {
-        let prefix = self.prefix.as_str();
+    fn key(&self, object: &Object) -> Result<Path, Failure> {
         if self.is_single.load(Ordering::Relaxed) {
-            Path::from(prefix)
-        } else if prefix.is_empty() {
-            Path::from(object.path.as_str())
+            Ok(self.prefix.clone())
+        } else if self.prefix.is_root() {
+            path(&object.path)
         } else {
-            Path::from(format!("{prefix}/{}", object.path))
+            path(&format!("{}/{}", self.prefix, object.path))
         }
     }
 
     async fn list_below(&self) -> Result<Vec<Object>, Failure> {
-        let prefix = (!self.prefix.is_empty()).then(|| Path::from(self.prefix.as_str()));
-        let mut stream = self.store.list(prefix.as_ref());
+        let prefix = Some(&self.prefix).filter(|prefix| !prefix.is_root());
+        let mut stream = self.store.list(prefix);
         let mut objects = Vec::new();
         loop {
             let next =
@@ -137,7 +136,7 @@ impl S3Source {
                 ));
             }
             // The marker of the prefix itself, as consoles make for an empty folder.
-            if Some(&meta.location) != prefix.as_ref() {
+            if Some(&meta.location) != prefix {
                 objects.push(self.object(meta)?);
             }
         }
@@ -160,7 +159,7 @@ impl S3Source {
             }
             other => other,
         };
-        let answer = self.store.get_opts(&self.key(object), options).await.map_err(wrap)?;
+        let answer = self.store.get_opts(&self.key(object)?, options).await.map_err(wrap)?;
         match answer.meta.e_tag.as_deref() {
             Some(tag) if is_same_tag(tag, &object.identity) => {}
             Some(_) => {
@@ -181,13 +180,14 @@ impl Source for S3Source {
     async fn list(&self) -> Result<Vec<Object>, Failure> {
         let objects = self.list_below().await?;
         if !objects.is_empty() {
+            self.is_single.store(false, Ordering::Relaxed);
             return Ok(objects);
         }
         let nothing = || Failure::new(Reason::ObjectNotFound, format!("nothing at {}", self.uri));
-        if self.prefix.is_empty() {
+        if self.prefix.is_root() {
             return Err(nothing());
         }
-        match self.store.head(&Path::from(self.prefix.as_str())).await {
+        match self.store.head(&self.prefix).await {
             Ok(meta) => {
                 self.is_single.store(true, Ordering::Relaxed);
                 Ok(vec![self.object(meta)?])
@@ -213,6 +213,12 @@ impl Source for S3Source {
     fn describe(&self) -> String {
         self.uri.clone()
     }
+}
+
+/// A key as it is. `Path::from` would write `%`, `~`, `#` and others in another way, which is another key.
+fn path(key: &str) -> Result<Path, Failure> {
+    Path::parse(key)
+        .map_err(|error| Failure::new(Reason::StoreUnavailable, format!("S3 key: {error}")))
 }
 
 /// Credentials that can be replaced while requests are running.

@@ -45,6 +45,46 @@ async fn objects_are_listed_and_ranges_read_exactly() {
 }
 
 #[tokio::test]
+async fn keys_are_read_as_they_are_whatever_characters_they_have() {
+    let Some(server) = server() else { return };
+    let mut names = [
+        "a~1.vortex",
+        "b c+d&e=f@g:h;i,j.vortex",
+        "hour=2024-01-01 00%3A00/part.vortex",
+        "q?x#2.vortex",
+        "[0]{1}^`|\"<>*!'()$\\.vortex",
+        "\u{e4}\u{1f41e}.vortex",
+    ];
+    for name in names {
+        server.put(&format!("odd~%20#dir/{name}"), name).await;
+    }
+    let source = server.source("s3://train/odd~%20#dir");
+    let objects = source.list().await.unwrap();
+    names.sort_unstable();
+    assert_eq!(objects.iter().map(|object| &*object.path).collect::<Vec<_>>(), names);
+    for object in &objects {
+        let bytes = source.read(object, 0..object.size).await.unwrap();
+        assert_eq!(bytes, object.path.as_bytes());
+    }
+    let single = server.source("s3://train/odd~%20#dir/q?x#2.vortex");
+    let objects = single.list().await.unwrap();
+    assert_eq!(&single.read(&objects[0], 0..1).await.unwrap()[..], b"q");
+}
+
+#[tokio::test]
+async fn a_prefix_that_was_an_object_may_become_a_folder() {
+    let Some(server) = server() else { return };
+    server.put("turns", "object").await;
+    let source = server.source("s3://train/turns");
+    let objects = source.list().await.unwrap();
+    assert_eq!(&source.read(&objects[0], 0..6).await.unwrap()[..], b"object");
+    server.delete("turns").await;
+    server.put("turns/inner.vortex", "inner").await;
+    let objects = source.list().await.unwrap();
+    assert_eq!(&source.read(&objects[0], 0..5).await.unwrap()[..], b"inner");
+}
+
+#[tokio::test]
 async fn a_replaced_object_is_never_read() {
     let Some(server) = server() else { return };
     server.put("d/a.vortex", "old old old").await;

@@ -128,12 +128,12 @@ impl Server {
 
     /// Puts an object into the bucket `train`.
     pub(crate) async fn put(&self, key: &str, bytes: impl Into<Bytes>) {
-        self.bucket().put(&Path::from(key), bytes.into().into()).await.unwrap();
+        self.bucket().put(&Path::parse(key).unwrap(), bytes.into().into()).await.unwrap();
     }
 
     /// Removes an object from the bucket `train`.
     pub(crate) async fn delete(&self, key: &str) {
-        self.bucket().delete(&Path::from(key)).await.unwrap();
+        self.bucket().delete(&Path::parse(key).unwrap()).await.unwrap();
     }
 
     fn bucket(&self) -> AmazonS3 {
