@@ -4,6 +4,7 @@
 ``lampyris.ring`` reads files through shared memory.
 """
 
+from lampyris import ring
 from lampyris.errors import (
     DatasetFailed,
     InvalidRequest,
@@ -22,6 +23,7 @@ __all__ = [
     "ScanInterrupted",
     "UnsupportedType",
     "datasets",
+    "ring",
     "scan",
 ]
 __version__ = "0.1.0"

@@ -15,7 +15,8 @@ _NANS = {2: 0x7E00, 4: 0x7FC00000, 8: 0x7FF8000000000000}
 
 
 def row_digest(data: Any) -> str:
-    """The digest of a ``pyarrow.Table``, a ``RecordBatch`` or an iterable of record batches."""
+    """The digest of a ``pyarrow.Table``, a ``RecordBatch``, a ``Scan`` or an iterable of record batches. An iterable
+    that has no ``schema`` must not be empty: only its batches have the names of the columns."""
     if isinstance(data, pa.RecordBatch):
         data = [data]
     batches: Iterable[pa.RecordBatch] = data.to_batches() if isinstance(data, pa.Table) else data

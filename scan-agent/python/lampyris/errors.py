@@ -1,21 +1,29 @@
 """What can go wrong, one class for each kind of reaction."""
 
-from typing import Optional
+from typing import Any, Optional, Tuple, Type
 
 
 class LampyrisError(Exception):
-    """Any failure of this package. ``reason`` is the word that conditions and events use."""
+    """Any failure of this package. ``reason`` is the word that conditions and events use.
 
-    def __init__(self, reason: str, message: str, position: Optional[int] = None) -> None:
+    Survives pickling, as between processes of a pool. A ``DataLoader`` makes the exception of a worker again from its
+    text alone: then it has the right class, and ``reason`` is the name of the class."""
+
+    def __init__(self, reason: str, message: Optional[str] = None, position: Optional[int] = None) -> None:
+        if message is None:
+            reason, message = type(self).__name__, reason
         super().__init__(f"{reason}: {message}")
         self.reason = reason
         self.message = message
         self.position = position
 
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _again, (type(self), self.reason, self.message, self.position)
+
 
 class InvalidRequest(LampyrisError):
     """The caller's mistake: an unknown column or dataset, a filter that does not parse (then
-    ``position`` is the offset of the character)."""
+    ``position`` is the offset of the character), a scan used by another process than its own."""
 
 
 class UnsupportedType(LampyrisError):
@@ -36,6 +44,12 @@ class ScanInterrupted(LampyrisError):
 
     def __init__(self, message: str) -> None:
         super().__init__("ScanInterrupted", message)
+
+
+def _again(kind: Type[LampyrisError], reason: str, message: str, position: Optional[int]) -> LampyrisError:
+    error = kind.__new__(kind)
+    LampyrisError.__init__(error, reason, message, position)
+    return error
 
 
 def from_reply(error: dict) -> LampyrisError:

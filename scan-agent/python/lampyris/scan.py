@@ -4,6 +4,19 @@ The agent decodes and filters; each batch arrives as a place in memory that this
 with it. What is yielded are views of that memory wherever the format allows. The memory of a batch
 goes back to the agent when the last view of it is garbage: keep only what is needed. A consumer
 that keeps the lower half of the ring busy gets copies instead, so it never stalls itself.
+
+A scan belongs to the process that opened it. A fork of that process cannot go on with it, and what
+it has of a batch changes once its parent lets the batch go. With a ``DataLoader``, scan in the
+worker, and let the scan make the batches::
+
+    class Rows(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return lampyris.scan("flights", where="month = 3")
+
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=None, num_workers=1)
+
+Every scan has all rows that its filter leaves: of several workers, each needs a filter of its own.
+One is enough, or none, because the work is done by the agent, in a process of its own.
 """
 
 import collections
@@ -23,6 +36,7 @@ from lampyris.errors import InvalidRequest, ScanInterrupted, UnsupportedType, fr
 DEFAULT_SOCKET = "/run/lampyris/app/scan.sock"
 _VERSION = 1
 _MAX_LINE = 1 << 20
+_ELSEWHERE = "a scan belongs to the process that opened it: open it in the worker, as in __iter__ of an IterableDataset"
 
 
 class Ragged(NamedTuple):
@@ -57,10 +71,13 @@ def scan(
     timeout: how long to wait for the agent to come up.
 
     Types: numbers are views. For torch u16 and u32 are widened by a copy and u64 is refused;
-    bool is unpacked (a copy); timestamps and dates are their ticks as integers (``datetime64`` in
-    NumPy); fixed-size lists are ``[rows, size]`` views; strings and lists are :class:`Ragged` (in
-    NumPy strings are an object array, a copy). A nullable column comes with a second entry
-    ``"<name>:valid"``, a bool array, and reads 0 where it is null.
+    bool is unpacked (a copy); times, timestamps and dates are their ticks as integers, but timestamps
+    and dates are ``datetime64`` in NumPy (a copy for dates in days); fixed-size lists are
+    ``[rows, size]`` views; strings and lists are :class:`Ragged` (in NumPy strings are an object
+    array, a copy). A nullable column comes with a second entry ``"<name>:valid"``, a bool array, and
+    reads 0 where it is null: a fixed-size list zeros, a :class:`Ragged` row no values, a string in
+    NumPy ``None``. Items of lists that are null read the same, but there is no mask that tells them from
+    those that are zero: where that matters, take ``"arrow"``.
     """
     if format not in _FORMATS:
         raise InvalidRequest("InvalidRequest", f"format {format!r} is not torch, numpy or arrow")
@@ -102,6 +119,16 @@ class Scan:
             channel.close()
             raise
         self._maker = maker
+        # One that is forgotten half-way ends too, even where a fork still has its socket.
+        weakref.finalize(self, channel.close)
+
+    @property
+    def schema(self) -> Any:
+        """``columns`` as a ``pyarrow.Schema``: that of the batches with ``format="arrow"``."""
+        return arrow_schema(self.columns)
+
+    def __reduce__(self) -> Any:
+        raise InvalidRequest("InvalidRequest", _ELSEWHERE)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -136,10 +163,11 @@ class Scan:
 
 
 class _Channel:
-    """Lines of JSON over the agent's socket."""
+    """Lines of JSON over the agent's socket. A fork of its process has the socket too, but may only let go of it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._pid = os.getpid()
         self._buffer = bytearray()
         self._lock = threading.Lock()
         self._outbox: Deque[Optional[bytes]] = collections.deque()  # None closes the channel.
@@ -153,6 +181,12 @@ class _Channel:
         self._post(json.dumps(message).encode() + b"\n")
 
     def _post(self, line: Optional[bytes]) -> None:
+        if os.getpid() != self._pid:
+            # The agent would take a fork's word for the owner's, who may still read what the fork lets go. Nor is the
+            # lock taken: a thread that the fork does not have may hold it.
+            if line is None:
+                self._let_go()
+            return
         self._outbox.append(line)
         # Whoever had the lock looks again after letting it go, so that nothing stays behind.
         while self._outbox and self._lock.acquire(blocking=False):
@@ -167,15 +201,23 @@ class _Channel:
             return
         if line is None:
             self._is_open = False
-            self._sock.close()
-            for fd in self.fds:
-                os.close(fd)
-            self.fds.clear()
+            try:
+                # Closing alone would not end the conversation while a fork has the socket.
+                self._sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # The agent has ended it.
+            self._let_go()
             return
         try:
             self._sock.sendall(line)
         except OSError:
             pass  # The next receive says why.
+
+    def _let_go(self) -> None:
+        self._sock.close()
+        fds, self.fds = self.fds, []
+        for fd in fds:
+            os.close(fd)
 
     def _is_empty(self) -> bool:
         try:  # recv_fds would not pass MSG_DONTWAIT on.
@@ -186,6 +228,8 @@ class _Channel:
 
     def receive(self, kind: Optional[str] = None, wants: bool = False) -> dict:
         """The next reply, or the part of it called ``kind``. With ``wants`` the agent is told when it is waited for."""
+        if os.getpid() != self._pid:
+            raise InvalidRequest("InvalidRequest", _ELSEWHERE)
         while b"\n" not in self._buffer:
             if len(self._buffer) > _MAX_LINE:
                 raise ScanInterrupted("the agent sent a line that does not end")
@@ -246,6 +290,7 @@ class _Ring:
         self._channel = channel
         self._size = size
         self._map = mmap.mmap(channel.fds[0], size)
+        os.close(channel.fds.pop())  # The map has its own.
         self._whole = np.frombuffer(self._map, dtype=np.uint8)
         self.copied = 0  # Batches of which the consumer got a copy.
 
@@ -259,7 +304,8 @@ class _Ring:
             self._channel.send({"release": {"id": batch["id"]}})
             return _Batch(_Memory(copy.ctypes.data, length, copy), start)
         memory = _Memory(self._whole.ctypes.data + start, length, self._whole)
-        weakref.finalize(memory, self._give_back, batch["id"])
+        released = weakref.finalize(memory, self._give_back, batch["id"])
+        released.atexit = False  # The agent sees the process end.
         return _Batch(memory, start)
 
     def _give_back(self, batch_id: int) -> None:
@@ -304,10 +350,7 @@ def _extent(nodes: Sequence[dict]) -> int:
 
 class _ArrowMaker:
     def prepare(self, columns: List[dict]) -> None:
-        import pyarrow as pa
-
-        fields = [pa.field(c["name"], arrow_type(c["type"]), c["nullable"]) for c in columns]
-        self._schema = pa.schema(fields)
+        self._schema = arrow_schema(columns)
 
     def batch(self, batch: dict, memory: _Batch) -> Any:
         import pyarrow as pa
@@ -359,27 +402,50 @@ class _NumpyMaker:
         return None if place is None else memory.bits(place, node["len"])
 
     def _values(self, kind: dict, node: dict, memory: _Batch, valid: Optional[np.ndarray]) -> Any:
+        if kind["kind"] in ("utf8", "binary"):
+            return self._text(kind, node, memory, valid)
+        if kind["kind"] == "list":
+            child = node["children"][0]
+            items = self._values(kind["item"], child, memory, self._valid(child, memory))
+            return self._ragged(items, memory.array(node["buffers"][1], np.int32), valid)
+        return self._finish(self._rows(kind, node, memory, valid))
+
+    def _rows(self, kind: dict, node: dict, memory: _Batch, valid: Optional[np.ndarray]) -> np.ndarray:
+        """Values that are of one size each."""
         name = kind["kind"]
         if name in ("utf8", "binary"):
             return self._text(kind, node, memory, valid)
         if name == "fixedSizeList":
             child = node["children"][0]
-            items = self._values(kind["item"], child, memory, self._valid(child, memory))
-            return items.reshape((node["len"], kind["size"]) + tuple(items.shape[1:]))
-        if name == "list":
-            child = node["children"][0]
-            items = self._values(kind["item"], child, memory, self._valid(child, memory))
-            return Ragged(items, self._finish(memory.array(node["buffers"][1], np.int32)))
-        if name == "bool":
+            items = self._rows(kind["item"], child, memory, self._valid(child, memory))
+            values = items.reshape((node["len"], kind["size"]) + items.shape[1:])
+        elif name == "bool":
             values = memory.bits(node["buffers"][1], node["len"])
         else:
-            values = memory.array(node["buffers"][1], self._dtype(kind))
+            values = self._typed(kind, memory.array(node["buffers"][1], numpy_type(kind)))
         if valid is not None:
-            values[~valid] = np.zeros(1, values.dtype)
-        return self._finish(values)
+            # What lies where a row is null is anything.
+            values[~valid] = None if values.dtype == object else np.zeros((), values.dtype)
+        return values
 
-    def _dtype(self, kind: dict) -> Any:
-        return numpy_type(kind)
+    def _ragged(self, items: Any, offsets: np.ndarray, valid: Optional[np.ndarray]) -> Ragged:
+        """Rows of different lengths. A row that is null may have items, but not for the caller."""
+        lengths = np.diff(offsets)
+        if valid is not None and lengths[~valid].any():
+            items = self._chosen(items, np.repeat(valid, lengths))
+            offsets = _offsets(np.where(valid, lengths, 0))
+        return Ragged(items, self._finish(offsets))
+
+    def _chosen(self, items: Any, keep: np.ndarray) -> Any:
+        """A copy with those items only."""
+        if isinstance(items, Ragged):
+            lengths = np.diff(np.asarray(items.offsets))
+            inner = self._chosen(items.values, np.repeat(keep, lengths))
+            return Ragged(inner, self._finish(_offsets(lengths[keep])))
+        return self._finish(np.asarray(items)[keep])
+
+    def _typed(self, kind: dict, values: np.ndarray) -> np.ndarray:
+        return values.astype("M8[D]") if kind == {"kind": "date", "unit": "d"} else values
 
     def _text(self, kind: dict, node: dict, memory: _Batch, valid: Optional[np.ndarray]) -> Any:
         offsets = memory.array(node["buffers"][1], np.int32)
@@ -404,14 +470,12 @@ class _TorchMaker(_NumpyMaker):
         if kind["kind"] == "int" and kind["bits"] == 64 and not kind["signed"]:
             raise UnsupportedType(f"column {name}: torch has no u64, use format='numpy'")
 
-    def _dtype(self, kind: dict) -> Any:
-        dtype = numpy_type(kind)
-        return np.dtype(f"i{dtype.itemsize}") if dtype.kind in "mM" else dtype
+    def _typed(self, kind: dict, values: np.ndarray) -> np.ndarray:
+        return values.view(np.int64) if values.dtype.kind == "M" else values
 
     def _text(self, kind: dict, node: dict, memory: _Batch, valid: Optional[np.ndarray]) -> Any:
         offsets = memory.array(node["buffers"][1], np.int32)
-        data = memory.array(node["buffers"][2], np.uint8)
-        return Ragged(self._finish(data), self._finish(offsets))
+        return self._ragged(self._finish(memory.array(node["buffers"][2], np.uint8)), offsets, valid)
 
     def _finish(self, values: np.ndarray) -> Any:
         import torch
@@ -420,11 +484,15 @@ class _TorchMaker(_NumpyMaker):
         return torch.from_numpy(values if wider is None else values.astype(wider))
 
 
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
 _FORMATS = {"torch": _TorchMaker, "numpy": _NumpyMaker, "arrow": _ArrowMaker}
 
 
 def numpy_type(kind: dict) -> np.dtype:
-    """The NumPy type of a fixed-width column type as the agent describes it."""
+    """The NumPy type in which values of a fixed-width column type lie in memory."""
     name = kind["kind"]
     if name == "int":
         return np.dtype(f"{'i' if kind['signed'] else 'u'}{kind['bits'] // 8}")
@@ -437,6 +505,13 @@ def numpy_type(kind: dict) -> np.dtype:
     if name == "time":
         return np.dtype("i4" if kind["unit"] in ("s", "ms") else "i8")
     raise UnsupportedType(f"no NumPy type for {name}")
+
+
+def arrow_schema(columns: List[dict]) -> Any:
+    """The pyarrow schema of columns as the agent describes them."""
+    import pyarrow as pa
+
+    return pa.schema([pa.field(c["name"], arrow_type(c["type"]), c["nullable"]) for c in columns])
 
 
 def arrow_type(kind: dict) -> Any:

@@ -7,7 +7,11 @@ import subprocess
 import sys
 import time
 
+import pyarrow as pa
 import pytest
+import vortex
+
+from lampyris.digest import row_digest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TOOL = ROOT / "scan-agent/python/tools/make_data.py"
@@ -32,6 +36,20 @@ def run(*command: object) -> str:
     return done.stdout
 
 
+def write_shapes(folder: pathlib.Path) -> None:
+    """Three rows of the types that the other sets do not have, each with nulls."""
+    table = pa.table(
+        {
+            "day": pa.array([19782, None, -1], pa.date32()),
+            "embedding": pa.array([[1, 2], None, [None, 6]], pa.list_(pa.float32(), 2)),
+            "tags": pa.array([[1, 2], None, [None]], pa.list_(pa.int64())),
+        }
+    )
+    folder.mkdir()
+    vortex.io.write(table, str(folder / "shapes.vortex"))
+    (folder / "digests.json").write_text(json.dumps({"rows": 3, "digest": row_digest(table)}))
+
+
 class Data:
     """Folders of data sets, each with a digests.json made when the data was made."""
 
@@ -44,6 +62,7 @@ class Data:
         run(sys.executable, TOOL, "flights", "--out", root / "flights")
         flights = root / "flights/flights.vortex"
         run(agent, "make-data", "--kind", "rewrite", "--from", flights, "--out", root / "flights-ours")
+        write_shapes(root / "shapes")
 
     def path(self, name: str) -> pathlib.Path:
         return self.root / name
@@ -61,7 +80,7 @@ def data(tmp_path_factory) -> Data:
 def agent(data, tmp_path_factory):
     """Path of the socket of a running agent that has every data set."""
     run_dir = tmp_path_factory.mktemp("run")
-    names = ["upstream", "ours", "flights", "flights-ours"]
+    names = ["upstream", "ours", "flights", "flights-ours", "shapes"]
     flags = [f"--dataset={name}={data.path(name)}" for name in names]
     broken = run_dir / "broken"
     broken.mkdir()

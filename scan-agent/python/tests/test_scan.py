@@ -1,5 +1,6 @@
 """The scan from end to end: upstream's files and ours, every format, what goes wrong."""
 
+import datetime
 import gc
 import importlib
 import json
@@ -81,6 +82,89 @@ def test_numpy_and_torch_hold_the_same_values(agent, data):
     assert first == (table["city"][0].as_py() or "")
     tensors["id"] += 1
     assert int(tensors["id"][0]) == 1, "tensors are writable"
+
+
+def test_dates_lists_and_nulls_are_what_the_documentation_says(agent, data):
+    scan = lambda format: lampyris.scan("shapes", format=format, socket=agent)
+    (arrays,), (tensors,), (batch,) = scan("numpy"), scan("torch"), scan("arrow")
+    assert row_digest(batch) == data.digests("shapes")["digest"] == row_digest(upstream_read(data, "shapes"))
+    assert arrays["day"].dtype == np.dtype("M8[D]")
+    days = [(2024, 2, 29), (1970, 1, 1), (1969, 12, 31)]
+    assert arrays["day"].tolist() == [datetime.date(*day) for day in days]
+    assert tensors["day"].dtype == torch.int32 and tensors["day"].tolist() == [19782, 0, -1]
+    for values in (arrays, tensors):
+        assert values["day:valid"].tolist() == [True, False, True]
+        assert values["embedding"].tolist() == [[1.0, 2.0], [0.0, 0.0], [0.0, 6.0]]
+        assert values["embedding:valid"].tolist() == [True, False, True]
+        assert values["tags"].values.tolist() == [1, 2, 0] and values["tags"].offsets.tolist() == [0, 2, 2, 3]
+        assert values["tags:valid"].tolist() == [True, False, True]
+
+
+class _Laid:
+    """Buffers of a batch, made by hand."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+
+    def put(self, values, dtype):
+        raw, start = np.array(values, dtype).tobytes(), len(self.bytes)
+        self.bytes += raw + bytes(-len(raw) % 64)
+        return [start, len(raw)]
+
+    def bits(self, flags):
+        return self.put(np.packbits(flags, bitorder="little"), np.uint8)
+
+    def deliver(self, format, kind, node):
+        module = importlib.import_module("lampyris.scan")
+        maker = module._FORMATS[format]()
+        maker.prepare([{"name": "c", "nullable": True, "type": kind}])
+        whole = np.frombuffer(self.bytes, np.uint8).copy()
+        memory = module._Batch(module._Memory(whole.ctypes.data, len(whole), whole), 0)
+        return maker.batch({"columns": [node]}, memory)["c"]
+
+
+INTS = {"kind": "int", "bits": 32, "signed": True}
+PAIRS = {"kind": "fixedSizeList", "size": 2, "item": INTS}
+LISTS = {"kind": "list", "item": INTS}
+
+
+@pytest.mark.parametrize("format", ["numpy", "torch"])
+def test_what_lies_under_a_null_is_not_delivered(format):
+    laid = _Laid()
+    ints = {"len": 4, "nulls": 1, "buffers": [laid.bits([1, 0, 1, 1]), laid.put([1, 99, 3, 4], "i4")]}
+    assert laid.deliver(format, INTS, ints).tolist() == [1, 0, 3, 4]
+    pairs = {"len": 2, "nulls": 1, "buffers": [laid.bits([1, 0])], "children": [ints]}
+    assert laid.deliver(format, PAIRS, pairs).tolist() == [[1, 0], [0, 0]]
+    offsets = laid.put([0, 1, 3, 4], "i4")
+    lists = {"len": 3, "nulls": 1, "buffers": [laid.bits([1, 0, 1]), offsets], "children": [ints]}
+    values = laid.deliver(format, LISTS, lists)
+    assert (values.values.tolist(), values.offsets.tolist()) == ([1, 4], [0, 1, 1, 2])
+
+    # A list of lists of which the second row is null: it would have [99, 3] and [4].
+    ends = laid.put([0, 1, 3], "i4")
+    nested = {"len": 2, "nulls": 1, "buffers": [laid.bits([1, 0]), ends], "children": [{**lists, "nulls": 0}]}
+    nested["children"][0]["buffers"] = [None, offsets]
+    values = laid.deliver(format, {"kind": "list", "item": LISTS}, nested)
+    assert values.offsets.tolist() == [0, 1, 1]
+    assert (values.values.values.tolist(), values.values.offsets.tolist()) == ([1], [0, 1])
+
+    text = {"len": 3, "nulls": 1, "buffers": [laid.bits([1, 0, 1]), offsets, laid.put(list(b"axyc"), "u1")]}
+    values = laid.deliver(format, {"kind": "utf8"}, text)
+    if format == "numpy":
+        assert values.tolist() == ["a", None, "c"]
+        words = {"len": 1, "nulls": 1, "buffers": [laid.bits([0])], "children": [{**text, "nulls": 0}]}
+        kind = {"kind": "fixedSizeList", "size": 3, "item": {"kind": "utf8"}}
+        assert laid.deliver(format, kind, words).tolist() == [[None, None, None]]
+    else:
+        assert (bytes(values.values.tolist()), values.offsets.tolist()) == (b"ac", [0, 1, 1, 2])
+
+
+def test_a_scan_without_rows_has_the_digest_of_a_table_without_rows(agent, data):
+    scan = lampyris.scan("flights", ["carrier", "dep_delay"], "month = 13", format="arrow", socket=agent)
+    table = upstream_read(data, "flights").select(["carrier", "dep_delay"]).slice(0, 0)
+    assert row_digest(scan) == row_digest(table) != row_digest([])
+    assert scan.schema.names == ["carrier", "dep_delay"]
+    assert scan.stats["rows"] == 0
 
 
 def test_a_consumer_that_keeps_everything_gets_copies_and_right_values(agent, data):
@@ -165,15 +249,18 @@ class _SocketThatCollects:
     """A socket during whose first send the garbage collector runs."""
 
     def __init__(self) -> None:
-        self.sent, self.garbage, self.is_closed = [], [], False
+        self.sent, self.garbage, self.is_shut, self.is_closed = [], [], False, False
 
     def sendall(self, line):
         self.sent.append(json.loads(line))
         self.garbage.clear()
         gc.collect()
 
+    def shutdown(self, how):
+        self.is_shut = True
+
     def close(self):
-        self.is_closed = True
+        self.is_closed = self.is_shut
 
 
 def test_a_batch_may_be_collected_while_its_thread_sends():
@@ -205,7 +292,7 @@ def test_a_cut_file_is_a_typed_failure(agent):
 
 
 def test_the_datasets_of_the_pod_are_listed(agent):
-    assert [d["name"] for d in lampyris.datasets(socket=agent)] == ["broken", *sorted(NAMES)]
+    assert [d["name"] for d in lampyris.datasets(socket=agent)] == sorted(["broken", "shapes", *NAMES])
 
 
 def test_without_an_agent_the_wait_is_bounded():

@@ -12,6 +12,7 @@
     reason = "a test fails by panicking"
 )]
 #![allow(clippy::cast_possible_truncation, reason = "bytes are made of the low bits")]
+#![allow(clippy::cast_precision_loss, clippy::float_cmp, reason = "small whole numbers")]
 #![allow(clippy::print_stdout, reason = "what the processes say is shown with a failure")]
 
 #[path = "../../../scan-agent/tests/cluster/mod.rs"]
@@ -23,7 +24,7 @@ mod stage;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use keeper::handover::Volume;
@@ -105,9 +106,20 @@ fn files_of_the_store_behave_through_the_kernel_and_through_the_ring() {
     fs::remove_file(root.join("link")).unwrap();
     fs::remove_dir(root.join("runs")).unwrap();
     assert!(names(&root).is_empty());
-    let metrics = stage.admin("/metrics");
-    assert!(metrics.contains("lampyris_mount_fuse_requests_total"), "{metrics}");
     assert!(stage.admin("/state").contains("\"served\":true"));
+
+    let metrics = stage.admin("/metrics");
+    let shown = |name: &str| figure(&metrics, &format!("lampyris_mount_{name}"));
+    let asked = |name: &str, what: &str| shown(&format!("{name}{{volume=\"store\",{what}}}"));
+    assert!(shown("fuse_requests_total") > 64.0);
+    assert_eq!(shown("written_bytes_total{volume=\"store\"}"), (64 * MIB) as f64);
+    // By ring and by C; what the mount and Python read comes on top.
+    assert!(shown("read_bytes_total{volume=\"store\"}") >= (2 * 64 * MIB) as f64);
+    assert_eq!(shown("unsaved_bytes{volume=\"store\"}"), 0.0);
+    assert!(asked("operation_seconds_count", "operation=\"write\"") >= 64.0);
+    assert!(asked("operation_seconds_count", "operation=\"sync\"") >= 1.0);
+    let absent = asked("operation_errors_total", "operation=\"names\",errno=\"ENOENT\"");
+    assert!(absent >= 1.0, "each file that was made had not been there");
 }
 
 #[test]
@@ -158,6 +170,8 @@ fn what_was_written_outlives_a_sigterm_and_a_loss_by_a_kill_is_told_at_fsync() {
         server.kill();
     }
     assert_eq!(application.ask("lost"), "did it");
+    let unsaved = "lampyris_mount_unsaved_bytes{volume=\"store\"}";
+    assert_eq!(figure(&stage.admin("/metrics"), unsaved), 4.0);
     stage.kill_sidecar();
     stage.start_sidecar();
     // Whoever only reads is not the one to tell.
@@ -165,6 +179,101 @@ fn what_was_written_outlives_a_sigterm_and_a_loss_by_a_kill_is_told_at_fsync() {
     let told = application.ask("fsync");
     assert!(told.contains("os error 5"), "{told}");
     assert_eq!(application.ask("fsync"), "did it", "a loss is told once");
+}
+
+/// A process that reads by ring from Python: a case of the program `ring_cases.py`.
+struct Case {
+    name: &'static str,
+    child: Child,
+    /// What it asks for, a line each.
+    wishes: std::io::Lines<std::io::BufReader<std::process::ChildStdout>>,
+    granted: ChildStdin,
+}
+
+impl Case {
+    fn start(python: &Path, stage: &Stage, name: &'static str, paths: &[&str]) -> Self {
+        let program = "/../scan-agent/python/tests/ring_cases.py";
+        let mut child = Command::new(python)
+            .arg(format!("{}{program}", env!("CARGO_MANIFEST_DIR")))
+            .args([Path::new(name), &stage.ring(), &expected(stage)])
+            .args(paths)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let wishes = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+        let granted = child.stdin.take().unwrap();
+        Self { name, child, wishes, granted }
+    }
+
+    fn asks(&mut self, wish: &str) {
+        let asked = self.wishes.next().map(Result::unwrap);
+        assert_eq!(asked.as_deref(), Some(wish), "{}", self.name);
+    }
+
+    fn has(&mut self) {
+        writeln!(self.granted).unwrap();
+    }
+
+    fn ends(mut self) {
+        assert!(self.child.wait().unwrap().success(), "{} failed", self.name);
+    }
+}
+
+/// A file with the bytes that a [`Case`] is to read.
+fn expected(stage: &Stage) -> PathBuf {
+    stage.place.path().join("expected")
+}
+
+#[test]
+fn python_reads_in_forks_and_workers_over_restarts_and_after_an_interrupt() {
+    let Some(python) = python() else { return };
+    let cluster = cluster::Cluster::start();
+    let mut stage = Stage::set(vec![store_volume(&cluster.manager)]);
+    let bytes = pattern(3, 4 * MIB + 77);
+    let file = stage.mounted("store").join("a");
+    fs::write(expected(&stage), &bytes).unwrap();
+    fs::write(&file, &bytes).unwrap();
+    File::open(&file).unwrap().sync_all().unwrap();
+    for name in ["forks", "workers", "forgotten", "interrupted"] {
+        Case::start(&python, &stage, name, &["/mnt/store/a"]).ends();
+    }
+
+    let mut case = Case::start(&python, &stage, "restarts", &["/mnt/store/a"]);
+    case.asks("kill the sidecar, and start another a while later");
+    stage.kill_sidecar();
+    case.has();
+    std::thread::sleep(Duration::from_millis(500));
+    stage.start_sidecar();
+    case.asks("replace the sidecar");
+    stage.stop_sidecar();
+    stage.start_sidecar();
+    case.has();
+    case.asks("replace the sidecar, and make the file two bytes long");
+    stage.kill_sidecar();
+    stage.start_sidecar();
+    OpenOptions::new().write(true).open(&file).unwrap().set_len(2).unwrap();
+    case.has();
+    case.ends();
+}
+
+#[test]
+fn a_read_from_python_that_is_refused_takes_no_other_with_it() {
+    let Some(python) = python() else { return };
+    let Some(s3) = s3_server::server() else { return };
+    let (one, two) = (pattern(1, 5 * MIB + 77), pattern(2, 3 * MIB + 5));
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(s3.put("set/one", one.clone()));
+    runtime.block_on(s3.put("set/two", two.clone()));
+    let config = source::SourceConfig::S3(s3.config("s3://train/set"));
+    let source = serde_json::to_value(config).unwrap();
+    let stage = Stage::set(vec![volume("data", "/mnt/data", true, source)]);
+    fs::write(expected(&stage), &two).unwrap();
+    let mut case = Case::start(&python, &stage, "refused", &["/mnt/data/one", "/mnt/data/two"]);
+    case.asks("replace the first file");
+    runtime.block_on(s3.put("set/one", pattern(7, one.len())));
+    case.has();
+    case.ends();
 }
 
 /// A sidecar is one of many on a node: what it needs while it works it must not keep.
@@ -187,6 +296,13 @@ fn memory_that_writing_took_is_given_back() {
         std::thread::sleep(Duration::from_millis(100));
     }
     println!("{before} MiB before, {after} after, {} in the end", stage.resident_mib());
+}
+
+/// One line of the metrics.
+fn figure(metrics: &str, series: &str) -> f64 {
+    let lines = metrics.lines().filter_map(|line| line.rsplit_once(' '));
+    let mut values = lines.filter(|(shown, _)| *shown == series).map(|(_, value)| value);
+    values.next().unwrap_or_else(|| panic!("no {series} in\n{metrics}")).parse().unwrap()
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -235,10 +351,10 @@ fn read_by_c(stage: &Stage, path: &str) -> Vec<u8> {
     ran.stdout
 }
 
-/// By the Python package of `LAMPYRIS_PYTHON`, or of the cache; none only where `LAMPYRIS_SKIP_PYTHON` is set.
-fn read_by_python(stage: &Stage, path: &str) -> Option<Vec<u8>> {
+/// The interpreter of `LAMPYRIS_PYTHON`, or of the cache; none only where `LAMPYRIS_SKIP_PYTHON` is set.
+fn python() -> Option<PathBuf> {
     if std::env::var_os("LAMPYRIS_SKIP_PYTHON").is_some() {
-        eprintln!("skipped for LAMPYRIS_SKIP_PYTHON: reading {path} from Python");
+        eprintln!("skipped for LAMPYRIS_SKIP_PYTHON: reading from Python");
         return None;
     }
     let path_of = |name| std::env::var_os(name).map(PathBuf::from);
@@ -252,6 +368,12 @@ fn read_by_python(stage: &Stage, path: &str) -> Option<Vec<u8>> {
          interpreter, LAMPYRIS_SKIP_PYTHON=1 skips what needs it",
         python.display()
     );
+    Some(python)
+}
+
+/// By the Python package.
+fn read_by_python(stage: &Stage, path: &str) -> Option<Vec<u8>> {
+    let python = python()?;
     let program = "import sys\nfrom lampyris import ring\n\
                    sys.stdout.buffer.write(ring.read(sys.argv[2], socket=sys.argv[1]))";
     let mut read = Command::new(&python);
