@@ -14,9 +14,9 @@ use sha2::{Digest, Sha256};
 use source::{Credentials, Failure, Object, Reason, Source, SourceConfig};
 use tokio::runtime::Handle;
 
-use crate::bridge::{File, FooterCache, Plan};
+use crate::bridge::{File, FooterCache, Plan, ScanError};
 use crate::schema::Column;
-use crate::serve::dataset::vortex_objects;
+use crate::serve::dataset::{unannounced_nulls, vortex_objects};
 
 /// Most bytes of a termination message that kubelet keeps.
 const RESULT_BYTES: usize = 4096;
@@ -157,15 +157,9 @@ pub fn inspect(source: &Arc<dyn Source>, io: &Handle) -> Result<Report, Failure>
         let file = File::open(source, object, io, &footers)?;
         file.check_layouts()?;
         rows += file.rows();
-        let has = file.columns(&Plan::default()).map_err(|error| {
-            let reason = Reason::UnknownEncoding;
-            Failure::new(reason, format!("{}: {error}", object.path))
-        })?;
+        let has = file.columns(&Plan::default()).map_err(|error| in_words(object, error))?;
         let expected = columns.get_or_insert_with(|| has.clone());
-        if names(expected) != names(&has) {
-            let message = format!("{} has other columns than {}", object.path, first(&objects));
-            return Err(Failure::new(Reason::CorruptFile, message));
-        }
+        check_fits(&file, object, &has, expected, first(&objects))?;
     }
     let list = names(&columns.unwrap_or_default());
     Ok(Report {
@@ -177,6 +171,36 @@ pub fn inspect(source: &Arc<dyn Source>, io: &Handle) -> Result<Report, Failure>
         revision: revision(&objects),
         column_list: if list.len() <= MAX_COLUMNS_LISTED { list } else { Vec::new() },
     })
+}
+
+/// Checks that a scan, which announces the columns of the first file, can deliver this one. Of a
+/// column that is nullable only here, it reads where nulls may be.
+fn check_fits(
+    file: &File,
+    object: &Object,
+    has: &[Column],
+    expected: &[Column],
+    first: &str,
+) -> Result<(), Failure> {
+    if names(expected) != names(has) {
+        let message = format!("{} has other columns than {first}", object.path);
+        return Err(Failure::new(Reason::CorruptFile, message));
+    }
+    for (column, _) in
+        has.iter().zip(expected).filter(|(has, first)| has.nullable && !first.nullable)
+    {
+        if file.has_nulls(&column.name).map_err(|error| in_words(object, error))? {
+            return Err(unannounced_nulls(&column.name, &object.path, first));
+        }
+    }
+    Ok(())
+}
+
+fn in_words(object: &Object, error: ScanError) -> Failure {
+    match error {
+        ScanError::Source(failure) => failure,
+        other => Failure::new(Reason::UnknownEncoding, format!("{}: {other}", object.path)),
+    }
 }
 
 /// Files of any kind: only their number, bytes and revision.
@@ -218,6 +242,29 @@ mod tests {
         let text = fit(result);
         assert!(text.len() <= RESULT_BYTES, "{} bytes", text.len());
         serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn nulls_that_a_scan_would_not_announce_are_found_beforehand() {
+        use arrow_array::{ArrayRef, Int32Array, RecordBatch};
+        let io = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let source: Arc<dyn Source> = Arc::new(source::DirSource::new(dir.path()));
+        let write = |name: &str, values: &[Option<i32>], nullable| {
+            let x: ArrayRef = Arc::new(values.iter().copied().collect::<Int32Array>());
+            let batch = RecordBatch::try_from_iter_with_nullable([("x", x, nullable)]).unwrap();
+            crate::bridge::Writer::write_batch(&dir.path().join(name), &batch);
+        };
+        write("a.vortex", &[Some(1)], false);
+        write("b.vortex", &[Some(2), Some(3)], true);
+        assert_eq!(inspect(&source, io.handle()).unwrap().rows, Some(3));
+        write("c.vortex", &[Some(4), None], true);
+        let failure = inspect(&source, io.handle()).unwrap_err();
+        let message = "column x has nulls in c.vortex and is not nullable in a.vortex, \
+                       the first file; write it as nullable in both";
+        assert_eq!((failure.reason, &*failure.message), (Reason::CorruptFile, message));
+        write("a.vortex", &[Some(1)], true);
+        assert_eq!(inspect(&source, io.handle()).unwrap().rows, Some(5));
     }
 
     #[test]

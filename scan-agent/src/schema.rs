@@ -131,6 +131,19 @@ impl Column {
 }
 
 impl ColumnType {
+    /// Bytes of one value in Arrow; none if they differ from value to value.
+    pub fn width(&self) -> Option<u64> {
+        match self {
+            // One bit, rounded up.
+            Self::Bool => Some(1),
+            Self::Utf8 | Self::Binary | Self::List { .. } => None,
+            Self::FixedSizeList { size, item } => {
+                Some(item.width()?.saturating_mul(u64::try_from(*size).unwrap_or(0)))
+            }
+            other => other.to_arrow().primitive_width().map(|width| width as u64),
+        }
+    }
+
     fn from_arrow(kind: &DataType, depth: usize) -> Option<Self> {
         let int = |bits, signed| Some(Self::Int { bits, signed });
         let item = |field: &Field| match depth {
@@ -324,6 +337,31 @@ mod tests {
             assert_eq!(Column::from_arrow(&column.to_arrow()).unwrap(), column);
             let json = serde_json::to_string(&column).unwrap();
             assert_eq!(serde_json::from_str::<Column>(&json).unwrap(), column);
+        }
+    }
+
+    #[test]
+    fn a_value_has_the_width_that_arrow_gives_it() {
+        let item = |kind| Box::new(kind);
+        let bytes = ColumnType::Int { bits: 8, signed: false };
+        let image = ColumnType::FixedSizeList { size: 3072, item: item(bytes.clone()) };
+        let deep = ColumnType::FixedSizeList { size: i32::MAX, item: item(image.clone()) };
+        let deep = ColumnType::FixedSizeList { size: i32::MAX, item: item(deep) };
+        let deep = ColumnType::FixedSizeList { size: i32::MAX, item: item(deep) };
+        let names = ColumnType::FixedSizeList { size: 3, item: item(ColumnType::Utf8) };
+        for (kind, width) in [
+            (ColumnType::Bool, Some(1)),
+            (ColumnType::Float { bits: 16 }, Some(2)),
+            (ColumnType::Date { unit: Unit::Day }, Some(4)),
+            (ColumnType::Timestamp { unit: Unit::Nano, timezone: None }, Some(8)),
+            (ColumnType::Decimal { precision: 38, scale: 2 }, Some(16)),
+            (image, Some(3072)),
+            (deep, Some(u64::MAX)),
+            (names, None),
+            (ColumnType::Binary, None),
+            (ColumnType::List { item: item(bytes) }, None),
+        ] {
+            assert_eq!(kind.width(), width, "{kind}");
         }
     }
 

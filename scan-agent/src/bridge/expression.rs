@@ -1,4 +1,5 @@
-//! Our filter as vortex's expression: columns are found, literals take the column's type.
+//! Our filter as vortex's expression: columns are found, literals take the column's type, and
+//! floats compare as in IEEE 754, which vortex's own comparisons do not.
 
 use vortex::array::expr::{
     Expression, and, col, eq, gt, gt_eq, is_null, lit, lt, lt_eq, not, not_eq, or,
@@ -37,27 +38,50 @@ fn compare(
     right: &Operand,
     scope: &DType,
 ) -> Result<Expression, FilterError> {
-    let (left, right) = match (left, right) {
+    match (left, right) {
         (Operand::Column(a), Operand::Column(b)) => {
             let (left, right) = (dtype_of(a, scope)?, dtype_of(b, scope)?);
             if left.as_nonnullable() != right.as_nonnullable() {
                 let message = format!("{} is {left} but {} is {right}", a.name, b.name);
                 return Err(FilterError::new(b.position, message));
             }
-            (col(a.name.as_str()), col(b.name.as_str()))
+            let (a, b) = (col(a.name.as_str()), col(b.name.as_str()));
+            Ok(match Float::of(&left) {
+                Some(float) => float.columns(operator, a, b),
+                None => plain(operator, a, b),
+            })
         }
-        (Operand::Column(a), Operand::Literal(value, at)) => {
-            let value = scalar(value, *at, &dtype_of(a, scope)?)?;
-            (col(a.name.as_str()), lit(value))
+        (Operand::Column(column), Operand::Literal(value, at)) => {
+            let dtype = dtype_of(column, scope)?;
+            let value = scalar(value, *at, &dtype)?;
+            let column = col(column.name.as_str());
+            Ok(match Float::of(&dtype) {
+                Some(float) => float.literal(operator, column, value),
+                None => plain(operator, column, lit(value)),
+            })
         }
-        (Operand::Literal(value, at), Operand::Column(b)) => {
-            let value = scalar(value, *at, &dtype_of(b, scope)?)?;
-            (lit(value), col(b.name.as_str()))
+        (Operand::Literal(..), Operand::Column(_)) => {
+            compare(mirrored(operator), right, left, scope)
         }
         (Operand::Literal(..), Operand::Literal(_, at)) => {
-            return Err(FilterError::new(*at, "a comparison needs a column"));
+            Err(FilterError::new(*at, "a comparison needs a column"))
         }
-    };
+    }
+}
+
+/// The operator that says the same with the sides exchanged.
+fn mirrored(operator: Operator) -> Operator {
+    match operator {
+        Operator::Eq | Operator::NotEq => operator,
+        Operator::Lt => Operator::Gt,
+        Operator::LtEq => Operator::GtEq,
+        Operator::Gt => Operator::Lt,
+        Operator::GtEq => Operator::LtEq,
+    }
+}
+
+/// The comparison as vortex does it.
+fn plain(operator: Operator, left: Expression, right: Expression) -> Expression {
     let build = match operator {
         Operator::Eq => eq,
         Operator::NotEq => not_eq,
@@ -66,7 +90,106 @@ fn compare(
         Operator::Gt => gt,
         Operator::GtEq => gt_eq,
     };
-    Ok(build(left, right))
+    build(left, right)
+}
+
+/// Comparisons of a float type. Vortex orders floats totally: a NaN with a sign, -inf, negative
+/// numbers, -0.0, 0.0, positive numbers, inf, a NaN without a sign.
+///
+/// Zero is compared by its neighbours and not by -0.0: where decimals are packed as integers, which
+/// have one zero, vortex leaves 0.0 out of `-0.0 <= x` and lets it into `x < -0.0`.
+#[derive(Clone, Copy)]
+struct Float {
+    ptype: PType,
+    /// The smallest number above zero.
+    tiny: f64,
+}
+
+impl Float {
+    fn of(dtype: &DType) -> Option<Self> {
+        let &DType::Primitive(ptype, _) = dtype else { return None };
+        let tiny = match ptype {
+            PType::F16 => f64::from(f16::from_bits(1)),
+            PType::F32 => f64::from(f32::from_bits(1)),
+            PType::F64 => f64::from_bits(1),
+            _ => return None,
+        };
+        Some(Self { ptype, tiny })
+    }
+
+    fn lit(self, value: f64) -> Expression {
+        let value = match self.ptype {
+            PType::F16 => PValue::F16(f16::from_f64(value)),
+            #[expect(clippy::cast_possible_truncation, reason = "a value of f32 as f64")]
+            PType::F32 => PValue::F32(value as f32),
+            _ => PValue::F64(value),
+        };
+        lit(Scalar::primitive_value(value, self.ptype, Nullability::NonNullable))
+    }
+
+    /// A column compared with a literal, which is never NaN.
+    fn literal(self, operator: Operator, x: Expression, value: Scalar) -> Expression {
+        let is_zero = match value.as_primitive().pvalue() {
+            Some(PValue::F16(value)) => f64::from(value) == 0.0,
+            Some(PValue::F32(value)) => value == 0.0,
+            Some(PValue::F64(value)) => value == 0.0,
+            _ => false,
+        };
+        let (above, below) = (self.lit(self.tiny), self.lit(-self.tiny));
+        match (operator, is_zero) {
+            (Operator::Eq | Operator::NotEq, false) => plain(operator, x, lit(value)),
+            (Operator::Eq, true) => self.is_zero(x),
+            (Operator::NotEq, true) => or(lt_eq(x.clone(), below), gt_eq(x, above)),
+            (Operator::Lt, true) => and(self.not_below(x.clone()), lt_eq(x, below)),
+            (Operator::LtEq, true) => and(self.not_below(x.clone()), lt(x, above)),
+            (Operator::Gt, true) => and(gt_eq(x.clone(), above), self.not_above(x)),
+            (Operator::GtEq, true) => and(gt(x.clone(), below), self.not_above(x)),
+            (Operator::Lt | Operator::LtEq, false) => {
+                and(self.not_below(x.clone()), plain(operator, x, lit(value)))
+            }
+            (Operator::Gt | Operator::GtEq, false) => {
+                and(plain(operator, x.clone(), lit(value)), self.not_above(x))
+            }
+        }
+    }
+
+    /// Two columns compared.
+    fn columns(self, operator: Operator, a: Expression, b: Expression) -> Expression {
+        let both_zero = || and(self.is_zero(a.clone()), self.is_zero(b.clone()));
+        let numbers = || and(self.not_below(a.clone()), self.not_above(b.clone()));
+        let (total, holds) = match operator {
+            Operator::Gt | Operator::GtEq => return self.columns(mirrored(operator), b, a),
+            Operator::NotEq => return not(self.columns(Operator::Eq, a, b)),
+            Operator::Eq => {
+                let total = eq(a.clone(), b.clone());
+                (total.clone(), or(and(total, numbers()), both_zero()))
+            }
+            Operator::Lt => {
+                let total = lt(a.clone(), b.clone());
+                (total.clone(), and(and(total, not(both_zero())), numbers()))
+            }
+            Operator::LtEq => {
+                let total = lt_eq(a.clone(), b.clone());
+                (total.clone(), and(or(total, both_zero()), numbers()))
+            }
+        };
+        // Null if one of them is, even if the other one alone decides above; else nothing more.
+        or(holds, and(total.clone(), not(total)))
+    }
+
+    fn is_zero(self, x: Expression) -> Expression {
+        and(gt(x.clone(), self.lit(-self.tiny)), lt(x, self.lit(self.tiny)))
+    }
+
+    /// Not below the lowest number, where a NaN with a sign is.
+    fn not_below(self, x: Expression) -> Expression {
+        gt_eq(x, self.lit(f64::NEG_INFINITY))
+    }
+
+    /// Not above the highest number, where a NaN without a sign is.
+    fn not_above(self, x: Expression) -> Expression {
+        lt_eq(x, self.lit(f64::INFINITY))
+    }
 }
 
 fn dtype_of(column: &Column, scope: &DType) -> Result<DType, FilterError> {

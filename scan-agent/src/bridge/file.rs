@@ -5,12 +5,10 @@ use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow_array::RecordBatch;
-use arrow_array::cast::AsArray;
-use arrow_schema::{DataType, Field, Fields, Schema};
-use futures::StreamExt;
+use arrow_schema::Schema;
+use futures::{StreamExt, stream};
 use source::{Failure, Object, Reason, Source};
 use tokio::runtime::Handle;
-use vortex::array::VortexSessionExecute;
 use vortex::array::expr::{root, select};
 use vortex::arrow::ArrowSessionExt;
 use vortex::dtype::DType;
@@ -20,15 +18,16 @@ use vortex::layout::LayoutRef;
 use vortex::layout::scan::split_by::SplitBy;
 use vortex::layout::session::LayoutSessionExt;
 
+use super::decode::{Decoder, PIECE_BYTES, least_width};
 use super::read::Reader;
 use super::{Engine, expression, failure, guard, unknown_to_us};
-use crate::filter::{Filter, FilterError};
+use crate::filter::{self, Filter, FilterError};
 use crate::schema::{Column, UnsupportedType};
 
 /// Footers kept for opening again without a request.
 const MAX_FOOTERS: usize = 1024;
-/// Splits decoded at once; each may hold [`SPLIT_BYTES`] of file and what that decodes to.
-const SPLITS_IN_FLIGHT: usize = 4;
+/// Splits read at once; each may hold [`SPLIT_BYTES`] of file. Only one is decoded at a time.
+const SPLITS_IN_FLIGHT: usize = 8;
 /// File bytes of one split, about.
 const SPLIT_BYTES: u64 = 4 << 20;
 /// Most rows of one split: eight zones of the default writer.
@@ -100,6 +99,12 @@ pub enum ScanError {
     /// A projected column cannot be delivered.
     #[error(transparent)]
     Type(#[from] UnsupportedType),
+    /// The request is the client's mistake, or asks for more than there may be.
+    #[error("{0}")]
+    Request(String),
+    /// The agent has no room for the scan now.
+    #[error("{0}")]
+    NoRoom(String),
     /// The request names a column that is not there.
     #[error("no column {name}; the dataset has {have}")]
     NoColumn {
@@ -185,6 +190,19 @@ impl File {
         Ok(())
     }
 
+    /// Whether a column has a null. Reads only zones whose statistics do not say that they have
+    /// none.
+    pub fn has_nulls(&self, column: &str) -> Result<bool, ScanError> {
+        let is_null = Filter::IsNull(filter::Column { name: column.to_owned(), position: 0 });
+        let plan = Plan { columns: Some(vec![column.to_owned()]), filter: Some(is_null) };
+        let mut has_one = false;
+        self.scan(&plan, &mut |_| {
+            has_one = true;
+            ControlFlow::Break(())
+        })?;
+        Ok(has_one)
+    }
+
     fn arrow_schema(&self) -> Result<Schema, Failure> {
         let name = &self.reader.object().path;
         let dtype = self.inner.dtype();
@@ -198,8 +216,8 @@ impl File {
         })
     }
 
-    /// Delivers the plan's rows in file order, as many at a time as the file's splits have; the
-    /// sink ends the scan early by breaking.
+    /// Delivers the plan's rows in file order, some megabytes at a time; the sink ends the scan
+    /// early by breaking.
     pub fn scan(
         &self,
         plan: &Plan,
@@ -226,39 +244,27 @@ impl File {
         let dtype = self.inner.dtype();
         let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
         let projection = select(names, root()).bind(dtype).map_err(wrap)?;
+        let split_rows = split_rows(object.size, self.rows(), least_width(columns));
         let mut scan = self
             .inner
             .scan()
             .map_err(wrap)?
             .with_projection(projection.optimize_recursive().map_err(wrap)?)
-            .with_split_by(SplitBy::RowCount(split_rows(object.size, self.rows())))
-            .with_concurrency(SPLITS_IN_FLIGHT);
+            .with_split_by(SplitBy::RowCount(split_rows));
         if let Some(filter) = filter {
             let bound = filter.bind(dtype).map_err(wrap)?;
             scan = scan.with_filter(bound.optimize_recursive().map_err(wrap)?);
         }
-        let fields: Fields = columns.iter().map(Column::to_arrow).collect();
-        let target = Field::new("", DataType::Struct(fields.clone()), false);
-        let schema = Arc::new(Schema::new(fields));
-        let session = &self.engine.session;
+        let mut decoder = Decoder::new(&self.engine.session, columns);
         self.engine.runtime.block_on(async {
-            let mut stream = std::pin::pin!(scan.into_array_stream().map_err(wrap)?);
-            let mut context = session.create_execution_ctx();
-            while let Some(array) = stream.next().await {
-                let array = array.map_err(wrap)?;
-                if array.is_empty() {
+            // Not as vortex's own stream, which reads as many splits at once for each core.
+            let splits = scan.prepare().and_then(|scan| scan.execute(None)).map_err(wrap)?;
+            let mut splits = std::pin::pin!(stream::iter(splits).buffered(SPLITS_IN_FLIGHT));
+            while let Some(split) = splits.next().await {
+                let Some(split) = split.map_err(wrap)?.filter(|split| !split.is_empty()) else {
                     continue;
-                }
-                let arrow = session
-                    .arrow()
-                    .execute_arrow(array, Some(&target), &mut context)
-                    .map_err(wrap)?;
-                let parts =
-                    arrow.as_struct_opt().map(|rows| rows.columns().to_vec()).unwrap_or_default();
-                let batch = RecordBatch::try_new(Arc::clone(&schema), parts).map_err(|error| {
-                    Failure::new(Reason::CorruptFile, format!("{}: {error}", object.path))
-                })?;
-                if sink(batch).is_break() {
+                };
+                if decoder.decode(split, sink).map_err(wrap)?.is_break() {
                     break;
                 }
             }
@@ -316,10 +322,12 @@ fn no_column(name: &str, all: &Schema) -> ScanError {
     ScanError::NoColumn { name: name.to_owned(), have: have.join(", ") }
 }
 
-/// Rows of a split: about [`SPLIT_BYTES`] of file, whole zones where possible.
-fn split_rows(size: u64, rows: u64) -> usize {
+/// Rows of a split: about [`SPLIT_BYTES`] of file and, of columns whose values have one width, no
+/// more than is decoded at once; whole zones where possible.
+fn split_rows(size: u64, rows: u64, width: u64) -> usize {
     let row_bytes = (size / rows.max(1)).max(1);
-    let wanted = (SPLIT_BYTES / row_bytes).clamp(64, MAX_SPLIT_ROWS);
+    let most = (PIECE_BYTES / width.max(1)).max(1);
+    let wanted = (SPLIT_BYTES / row_bytes).clamp(64, MAX_SPLIT_ROWS).min(most);
     let rounded =
         if wanted >= ZONE_ROWS { wanted - wanted % ZONE_ROWS } else { 1 << wanted.ilog2() };
     usize::try_from(rounded).unwrap_or(usize::MAX)

@@ -4,6 +4,7 @@
 //! types end here. What comes in is hostile: a file is opened and decoded under
 //! [`guard`], which turns a panic of the decoder into [`Reason::CorruptFile`].
 
+mod decode;
 mod expression;
 mod file;
 mod read;

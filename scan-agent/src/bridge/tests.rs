@@ -9,6 +9,9 @@ use super::*;
 use crate::filter::Filter;
 use crate::{digest_command, make_data};
 
+mod floats;
+mod large;
+
 fn io() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
@@ -101,6 +104,19 @@ fn filters_mean_what_they_say() {
     assert_eq!(count("taken < '2020-09-13 12:26:41' and taken is not null"), 4);
     assert_eq!(count("city in ('oslo-1', 'nowhere')"), count("city = 'oslo-1'"));
     assert_eq!(count("score < 0 or price > 2e6"), 0);
+}
+
+#[test]
+fn nulls_are_found_by_statistics_where_there_are_none() {
+    let (dir, io) = (made(64 << 20), io());
+    let path = dir.path().join("part-00000.vortex");
+    let footers = FooterCache::default();
+    let file = open(&path, &io, &footers).unwrap();
+    assert!(file.has_nulls("label").unwrap());
+    let file = open(&path, &io, &footers).unwrap();
+    assert!(!file.has_nulls("image").unwrap());
+    let size = std::fs::metadata(&path).unwrap().len();
+    assert!(file.fetched() < size / 10, "{} of {size} for no nulls", file.fetched());
 }
 
 #[test]

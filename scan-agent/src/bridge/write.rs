@@ -59,6 +59,13 @@ impl Writer {
         Ok(WriteSummary { rows: summary.row_count(), bytes: summary.size() })
     }
 
+    /// Writes one batch to `path`.
+    #[cfg(test)]
+    pub(crate) fn write_batch(path: &Path, batch: &RecordBatch) {
+        let writer = Self::new(batch.schema());
+        writer.write(path, &mut std::iter::once(Ok(batch.clone()))).unwrap();
+    }
+
     fn import(&self, batch: RecordBatch) -> vortex::error::VortexResult<vortex::array::ArrayRef> {
         let schema: &Schema = &self.schema;
         self.engine.session.arrow().from_arrow_record_batch(batch, schema)

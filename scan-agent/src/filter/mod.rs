@@ -3,6 +3,10 @@
 //! `a >= 10 and (b in ('x', 'y') or c is null) and not d`. Own tree, own parser: what the agent
 //! accepts is what this module says, whatever the engine below could do, and every refusal
 //! points at a character. The bridge turns a [`Filter`] into the engine's expressions.
+//!
+//! Floats compare as in IEEE 754 and PyArrow: -0.0 equals 0.0, and NaN is neither equal to, less
+//! than nor greater than anything, so that only `<>` and `not` keep it. A literal is first rounded
+//! to the column's type.
 
 mod instant;
 mod parse;

@@ -200,6 +200,16 @@ impl Dataset {
     }
 }
 
+/// The failure of a dataset whose first file says of a column that it has no nulls, and another
+/// file has some: a client was told what the first file says.
+pub fn unannounced_nulls(column: &str, path: &str, first: &str) -> Failure {
+    let message = format!(
+        "column {column} has nulls in {path} and is not nullable in {first}, the first file; \
+         write it as nullable in both"
+    );
+    Failure::new(Reason::CorruptFile, message)
+}
+
 /// Files of a Vortex dataset: those that end in `.vortex`. Blocks.
 pub fn vortex_objects(source: &dyn Source, io: &Handle) -> Result<Vec<Object>, Failure> {
     let mut objects = io.block_on(source.list())?;

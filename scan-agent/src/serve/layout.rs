@@ -31,6 +31,31 @@ type Span = (usize, usize);
 #[error("array of an undeliverable layout")]
 pub(super) struct LayoutError;
 
+/// Bytes of an array's rows, without the gaps that a batch has between buffers.
+pub(super) fn bytes(array: &ArrayRef) -> usize {
+    let len = array.len();
+    let validity = if array.null_count() > 0 { len.div_ceil(8) } else { 0 };
+    // Where the values of the first row begin, and those of all.
+    let span = |offsets: &[i32]| {
+        let at = |offset: Option<&i32>| offset.and_then(|o| usize::try_from(*o).ok()).unwrap_or(0);
+        let (first, last) = (at(offsets.first()), at(offsets.last()));
+        (first, last.saturating_sub(first))
+    };
+    let values = match array.data_type() {
+        DataType::Boolean => len.div_ceil(8),
+        DataType::Utf8 => 4 * len + span(array.as_string::<i32>().value_offsets()).1,
+        DataType::Binary => 4 * len + span(array.as_binary::<i32>().value_offsets()).1,
+        DataType::FixedSizeList(..) => bytes(array.as_fixed_size_list().values()),
+        DataType::List(_) => {
+            let lists = array.as_list::<i32>();
+            let (first, count) = span(lists.value_offsets());
+            4 * len + bytes(&lists.values().slice(first, count))
+        }
+        kind => len * kind.primitive_width().unwrap_or(0),
+    };
+    validity + values
+}
+
 impl Layout {
     /// Bytes that the batch needs.
     pub(super) fn bytes(&self) -> usize {

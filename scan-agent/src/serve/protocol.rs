@@ -16,7 +16,8 @@ pub const VERSION: u32 = 1;
 /// Bounds of what a client may ask for.
 const MAX_COLUMNS: usize = 10_000;
 const MAX_BATCH_ROWS: usize = 1 << 20;
-const SLAB_BYTES: std::ops::RangeInclusive<usize> = (1 << 20)..=(1 << 30);
+/// Bytes that a client's ring may have.
+pub(super) const SLAB_BYTES: std::ops::RangeInclusive<usize> = (1 << 20)..=(1 << 30);
 
 /// What a client says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -222,7 +223,11 @@ impl From<&ScanError> for ErrorReply {
                 reason: Reason::UnknownEncoding.to_string(),
                 ..Self::invalid(error.to_string())
             },
-            ScanError::NoColumn { .. } => Self::invalid(error.to_string()),
+            ScanError::NoColumn { .. } | ScanError::Request(_) => Self::invalid(error.to_string()),
+            // Nobody's fault, as when there are too many scans.
+            ScanError::NoRoom(_) => {
+                Self { reason: "Busy".into(), ..Self::invalid(error.to_string()) }
+            }
         }
     }
 }
