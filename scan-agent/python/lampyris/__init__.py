@@ -4,7 +4,9 @@
 ``lampyris.ring`` reads files through shared memory.
 """
 
-from lampyris import ring
+import importlib
+from types import ModuleType
+
 from lampyris.errors import (
     DatasetFailed,
     InvalidRequest,
@@ -27,3 +29,10 @@ __all__ = [
     "scan",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> ModuleType:
+    # When it is first used: it is native, and a checkout that nobody built has everything else.
+    if name == "ring":
+        return importlib.import_module("lampyris.ring")
+    raise AttributeError(f"module 'lampyris' has no attribute {name!r}")

@@ -1,7 +1,11 @@
 """The Python implementation of DIGEST.md by itself."""
 
 import hashlib
+import os
+import pathlib
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -33,3 +37,20 @@ def test_nans_are_one_nan_and_zeros_two():
     one = lambda value: row_digest(pa.table({"x": pa.array(np.array([value]))}))
     assert one(nans[0]) == one(nans[1])
     assert one(0.0) != one(-0.0)
+
+
+def test_a_checkout_that_nobody_built_has_all_but_the_native_part():
+    checkout = pathlib.Path(__file__).resolve().parent.parent
+    program = """
+from lampyris.digest import row_digest
+import lampyris
+print(lampyris.__file__, callable(lampyris.scan))
+try:
+    lampyris.ring
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == [str(checkout / "lampyris/__init__.py"), "True", "lampyris._lampyris"]
