@@ -14,6 +14,9 @@ IMAGES=$CACHE/images    # our images as docker-archives
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$CACHE/target}
 export PATH=$BIN:$PATH
 : "${CARGO:=cargo}"
+# A script that a test runs has the variables that cargo gives to a test. Build scripts watch some of them, so a cargo
+# that runs here would build half of everything again, and so would the next one outside.
+unset "${!CARGO_PKG_@}" "${!CARGO_MANIFEST_@}"
 
 say() { printf '== %s\n' "$*"; }
 note() { printf '   %s\n' "$*"; }
