@@ -653,20 +653,8 @@ mod tests {
             chunk_size_bytes: 1 << 20,
             seed: 9,
         };
-        let attributes = Attributes {
-            inode: InodeId::new(7),
-            kind: rpc::message::meta::FileKind::File,
-            mode: 0o644,
-            uid: 0,
-            gid: 0,
-            links: 1,
-            length: 0,
-            accessed_ns: 0,
-            modified_ns: 0,
-            changed_ns: 0,
-            truncate_generation: 0,
-            layout: Some(layout),
-        };
+        let empty = crate::file::tests::attributes();
+        let attributes = Attributes { layout: Some(layout), ..empty };
         let writer = client.inner.buffers.add_session(NOBODY, &attributes, 1, 0);
         (client, attributes, writer)
     }

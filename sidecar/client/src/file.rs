@@ -403,7 +403,7 @@ fn filled(bytes: Bytes, length: u32) -> Vec<Bytes> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
@@ -415,7 +415,8 @@ mod tests {
         assert_eq!(pieces(100, 200, 100).count(), 1);
     }
 
-    const fn attributes() -> Attributes {
+    /// Those of an empty file without a layout.
+    pub(crate) const fn attributes() -> Attributes {
         Attributes {
             inode: InodeId::new(7),
             kind: FileKind::File,
