@@ -243,6 +243,7 @@ fn python_reads_in_forks_and_workers_over_restarts_and_after_an_interrupt() {
     case.asks("kill the sidecar, and start another a while later");
     stage.kill_sidecar();
     case.has();
+    // What is tested is this time, in which nobody answers.
     std::thread::sleep(Duration::from_millis(500));
     stage.start_sidecar();
     case.asks("replace the sidecar");
