@@ -14,10 +14,10 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// No program of the tests takes longer; the longest makes a gibibyte of data, or has it read.
 const LONGEST: Duration = Duration::from_secs(1200);
 
-/// Root of the repository.
+/// Root of the repository whose tests run. Asked now and not compiled in: cargo may have built them in another clone.
 #[must_use]
 pub fn repository() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+    PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default()).join("..")
 }
 
 /// Folder of everything that can be made again: programs, images, the local cluster.

@@ -1,8 +1,11 @@
 //! The chunks of files: the metadata service asks how far they reach, cuts and removes them. It never sees their bytes.
 
 use crate::manager::service::Published;
-use chain::id::{ChainId, ChannelId, ChunkId, ClientId, InodeId, UpdateId};
+use bytes::Bytes;
+use chain::id::{ChainId, ChannelId, ChunkId, ClientId, InodeId, TargetId, UpdateId};
+use chain::table::Chain;
 use rpc::conn::Pool;
+use rpc::message::Request;
 use rpc::message::manager::Routing;
 use rpc::message::storage::{FileChunks, QueryFile, Update, UpdateOp};
 use rpc::{Code, Error};
@@ -54,16 +57,12 @@ impl Remote {
         Self { published, pool: Pool::new(), client, next_seq: AtomicU64::new(1) }
     }
 
-    fn routing(&self) -> Arc<Routing> {
-        Arc::clone(&self.published.borrow().routing)
-    }
-
     /// The serving target at one end of the chain, and its address.
     fn target(
         routing: &Routing,
         id: ChainId,
-        pick: fn(&chain::table::Chain) -> Option<chain::id::TargetId>,
-    ) -> Result<(&chain::table::Chain, chain::id::TargetId, &str), Error> {
+        pick: fn(&Chain) -> Option<TargetId>,
+    ) -> Result<(&Chain, TargetId, &str), Error> {
         let find = || {
             let chain = routing.chains.iter().find(|c| c.id == id)?;
             let target = pick(chain)?;
@@ -71,6 +70,42 @@ impl Remote {
             Some((chain, target, node.address.as_str()))
         };
         find().ok_or_else(|| Error::new(Code::ChainUnavailable, format!("chain {id}")))
+    }
+
+    /// Asks the target that `pick` finds. A chain that goes on without it is asked again at once, for the target that it
+    /// then has: the silence of a server that was cut off ends with its lease and not with a deadline.
+    async fn ask<R: Request>(
+        &self,
+        id: ChainId,
+        pick: fn(&Chain) -> Option<TargetId>,
+        mut aim: impl FnMut(&Chain, TargetId) -> R + Send,
+    ) -> Result<R::Response, Error> {
+        let mut published = self.published.clone();
+        loop {
+            let routing = Arc::clone(&published.borrow_and_update().routing);
+            let (chain, target, address) = Self::target(&routing, id, pick)?;
+            let request = aim(chain, target);
+            tokio::select! {
+                answer = self.pool.call(address, &request, Bytes::new(), CALL_DEADLINE) => {
+                    return answer.map(|(response, _)| response);
+                }
+                () = superseded(&mut published, chain) => {
+                    // The server may be out of reach: when it is back, its old connection is not yet.
+                    self.pool.forget(address);
+                }
+            }
+        }
+    }
+}
+
+/// Waits until a later version of `chain` is published.
+async fn superseded(published: &mut watch::Receiver<Published>, chain: &Chain) {
+    let is_later = |now: &Published| {
+        now.routing.chains.iter().any(|c| c.id == chain.id && c.version > chain.version)
+    };
+    if published.wait_for(is_later).await.is_err() {
+        // The manager is gone, and so is this process soon; the call ends by itself.
+        std::future::pending::<()>().await;
     }
 }
 
@@ -81,17 +116,15 @@ impl Chunks for Remote {
         file: InodeId,
         from_index: u64,
     ) -> Result<FileChunks, Error> {
-        let routing = self.routing();
-        let (chain, target, address) = Self::target(&routing, chain, chain::table::Chain::tail)?;
-        let request = QueryFile {
+        self.ask(chain, Chain::tail, |chain, target| QueryFile {
             chain: chain.id,
             chain_version: chain.version,
             target,
             file,
             from_index,
             limit: CHUNKS_PAGE,
-        };
-        Ok(self.pool.call(address, &request, bytes::Bytes::new(), CALL_DEADLINE).await?.0)
+        })
+        .await
     }
 
     async fn change(
@@ -102,21 +135,21 @@ impl Chunks for Remote {
         generation: u64,
         chunk_size_bytes: u32,
     ) -> Result<(), Error> {
-        let routing = self.routing();
-        let (chain, target, address) = Self::target(&routing, chain, chain::table::Chain::head)?;
         let seq = self.next_seq.fetch_add(1, Ordering::Relaxed);
-        let request = Update {
+        // The same id for each target that is asked: it is one change.
+        let id = UpdateId { client: self.client, channel: ChannelId::new(0), seq };
+        self.ask(chain, Chain::head, |chain, target| Update {
             chain: chain.id,
             chain_version: chain.version,
             target,
             chunk,
-            id: UpdateId { client: self.client, channel: ChannelId::new(0), seq },
+            id,
             truncate_generation: generation,
             op,
             chunk_size: chunk_size_bytes,
             checksum: 0,
-        };
-        self.pool.call(address, &request, bytes::Bytes::new(), CALL_DEADLINE).await?;
+        })
+        .await?;
         Ok(())
     }
 }
@@ -124,10 +157,16 @@ impl Chunks for Remote {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use chain::id::{ChainVersion, NodeId, RoutingVersion, UpdateVersion};
     use chain::layout::Layout;
-    use rpc::message::storage::ChunkLength;
+    use chain::table::{ChainTarget, PublicState};
+    use rpc::message::manager::NodeAddress;
+    use rpc::message::storage::{ChunkLength, UpdateDone};
+    use rpc::serve::{Call, Handler, Reply};
     use std::collections::BTreeMap;
     use std::sync::Mutex;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpListener;
 
     /// Chunks in memory; `down` refuses everything.
     #[derive(Clone, Debug, Default)]
@@ -196,6 +235,69 @@ pub(crate) mod tests {
                 _ => chunks.remove(&(chain, chunk)),
             };
             Ok(())
+        }
+    }
+
+    /// A storage server that answers what the metadata service asks.
+    struct Answers;
+
+    impl Handler for Answers {
+        async fn handle(&self, call: Call) -> Result<Reply, Error> {
+            if call.kind == QueryFile::KIND {
+                return Ok(Reply::new(&FileChunks { chunks: vec![], last: None }));
+            }
+            Ok(Reply::new(&UpdateDone { version: UpdateVersion::new(1), chunk_length: 0 }))
+        }
+    }
+
+    fn routing(version: u64, node: NodeId, servers: &[(NodeId, String)]) -> Published {
+        let target = ChainTarget { id: node.target(0, 0), state: PublicState::Serving };
+        let (id, targets) = (ChainId::new(1), vec![target]);
+        let chain = Chain { id, version: ChainVersion::new(version), targets };
+        let address = |(node, address): &(NodeId, String)| NodeAddress {
+            node: *node,
+            address: address.clone(),
+        };
+        let routing = Routing {
+            version: RoutingVersion::new(version),
+            table: 1,
+            chunk_size_bytes: 1 << 20,
+            stripe: 0,
+            chains: vec![chain],
+            nodes: servers.iter().map(address).collect(),
+        };
+        Published { routing: Arc::new(routing), space: (0, 0), replicas: 1 }
+    }
+
+    /// A call that waits for a server is not left waiting when its chain goes on without that server.
+    #[tokio::test]
+    async fn a_chain_that_goes_on_is_asked_again_at_once() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let [first, second] = [10_001, 10_002].map(NodeId::new);
+        let address = |listener: &TcpListener| listener.local_addr().unwrap().to_string();
+        let servers = [(first, address(&silent)), (second, address(&listener))];
+        let (_stop, stopped) = watch::channel(false);
+        tokio::spawn(rpc::serve::serve(listener, Arc::new(Answers), stopped));
+        let (chain, file) = (ChainId::new(1), InodeId::new(7));
+        for nth in 0..2 {
+            let (publish, published) = watch::channel(routing(1, first, &servers));
+            let remote = Remote::new(published, ClientId::new(1));
+            let call = async {
+                if nth == 0 {
+                    return remote.query(chain, file, 0).await.map(drop);
+                }
+                let chunk = ChunkId { file, index: 0 };
+                remote.change(chain, chunk, UpdateOp::Remove, 1, 1 << 20).await
+            };
+            let goes_on = async {
+                // The request has gone to the server that says nothing.
+                let (mut asked, _) = silent.accept().await.unwrap();
+                asked.read_u8().await.unwrap();
+                publish.send_replace(routing(2, second, &servers));
+                Ok(asked)
+            };
+            tokio::try_join!(call, goes_on).unwrap();
         }
     }
 }

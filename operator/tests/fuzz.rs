@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use crds::{ChainTable, Dataset};
 use k8s_openapi::jiff::Timestamp;
@@ -24,7 +23,7 @@ fn images() -> Images {
 }
 
 fn pods() -> Vec<Value> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/injection");
+    let folder = "tests/injection";
     let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let pods = paths.filter(|path| path.to_str().unwrap().ends_with(".pod.yaml"));
     pods.map(|path| serde_yaml_ng::from_str(&std::fs::read_to_string(path).unwrap()).unwrap())

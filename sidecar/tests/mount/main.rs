@@ -192,9 +192,8 @@ struct Case {
 
 impl Case {
     fn start(python: &Path, stage: &Stage, name: &'static str, paths: &[&str]) -> Self {
-        let program = "/../scan-agent/python/tests/ring_cases.py";
         let mut child = Command::new(python)
-            .arg(format!("{}{program}", env!("CARGO_MANIFEST_DIR")))
+            .arg("../scan-agent/python/tests/ring_cases.py")
             .args([Path::new(name), &stage.ring(), &expected(stage)])
             .args(paths)
             .stdin(Stdio::piped())
@@ -337,7 +336,7 @@ fn read_by_ring(socket: &Path, path: &str) -> Vec<u8> {
 fn read_by_c(stage: &Stage, path: &str) -> Vec<u8> {
     let built = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let program = stage.place.path().join("ring-c");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/ring/tests/ring.c");
+    let source = "ring/tests/ring.c";
     let compiled = Command::new("cc")
         .args(["-std=c11", source, "-l:libring.so", "-L"])
         .arg(&built)

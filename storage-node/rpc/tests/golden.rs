@@ -33,7 +33,7 @@ fn dump(bytes: &[u8]) -> String {
 
 #[test]
 fn every_frame_is_byte_for_byte_its_golden_file() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
+    let folder = "tests/golden";
     for sample in samples() {
         let path = format!("{folder}/{}.hex", sample.name);
         let now = dump(&frame(&sample));
