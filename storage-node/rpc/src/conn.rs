@@ -1,6 +1,12 @@
 //! The calling end: one connection carries many requests at once; a pool has one for each address.
+//!
+//! A connection is given up when a request on it was not answered in time and nothing else was
+//! either: a peer that answers others is only slow with this one. Names are asked for again at each
+//! connection, but what the name service said last counts while it says nothing: half of it may be
+//! behind the same cut as the server that is away.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,16 +26,23 @@ use crate::transport::{Frame, read_frame, tune, write_frame};
 const SEND_QUEUE: usize = 256;
 /// How long one attempt to connect may take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// How long the name service has for a name that it has answered before.
+const RESOLVE_AGAIN: Duration = Duration::from_millis(200);
 
 type Waiting = HashMap<u64, oneshot::Sender<Result<Frame, Error>>>;
 
-/// Requests without an answer yet; `None` once the connection has broken.
+/// What the callers of a connection share with its tasks.
 #[derive(Debug)]
-struct Pending(Mutex<Option<Waiting>>);
+struct Pending {
+    /// Requests without an answer yet; `None` once the connection has broken.
+    waiting: Mutex<Option<Waiting>>,
+    /// Answers that came, also those that nobody waited for any more.
+    heard: AtomicU64,
+}
 
 impl Pending {
     fn lock(&self) -> MutexGuard<'_, Option<Waiting>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn fail_all(&self, error: &Error) {
@@ -67,16 +80,19 @@ impl Connection {
     /// # Errors
     /// [`Code::Unreachable`] within [`CONNECT_TIMEOUT`].
     pub async fn connect(address: &str) -> Result<Self, Error> {
-        let unreachable = |why: &dyn std::fmt::Display| {
-            Error::new(Code::Unreachable, format!("connect to {address}: {why}"))
-        };
-        let stream = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
+        Self::open(address, &Names::default().resolve(address).await?).await
+    }
+
+    /// Connects to the first of `places`, where `address` is, that answers.
+    async fn open(address: &str, places: &[SocketAddr]) -> Result<Self, Error> {
+        let stream = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(places))
             .await
-            .map_err(|_| unreachable(&"no answer"))?
-            .map_err(|error| unreachable(&error))?;
-        tune(&stream).map_err(|error| unreachable(&error))?;
+            .map_err(|_| unreachable(address, &"no answer"))?
+            .map_err(|error| unreachable(address, &error))?;
+        tune(&stream).map_err(|error| unreachable(address, &error))?;
         let (read, write) = stream.into_split();
-        let pending = Arc::new(Pending(Mutex::new(Some(HashMap::new()))));
+        let waiting = Mutex::new(Some(HashMap::new()));
+        let pending = Arc::new(Pending { waiting, heard: AtomicU64::new(0) });
         let (send, queue) = mpsc::channel(SEND_QUEUE);
         let reader = tokio::spawn(receive(read, Arc::clone(&pending), address.to_owned()));
         let writer = tokio::spawn(transmit(write, queue, Arc::clone(&pending)));
@@ -89,6 +105,11 @@ impl Connection {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.pending.lock().is_some()
+    }
+
+    /// How many answers came so far.
+    fn heard(&self) -> u64 {
+        self.pending.heard.load(Ordering::Relaxed)
     }
 
     /// Sends `request` with `payload` and waits for the answer and its payload.
@@ -157,6 +178,7 @@ async fn receive(read: OwnedReadHalf, pending: Arc<Pending>, address: String) {
     let why = loop {
         match read_frame(&mut read).await {
             Ok(Some(frame)) if frame.header.response => {
+                pending.heard.fetch_add(1, Ordering::Relaxed);
                 let id = frame.header.request_id;
                 let waiter = pending.lock().as_mut().and_then(|w| w.remove(&id));
                 if let Some(waiter) = waiter {
@@ -184,6 +206,44 @@ async fn transmit(
     }
 }
 
+fn unreachable(address: &str, why: &dyn std::fmt::Display) -> Error {
+    Error::new(Code::Unreachable, format!("connect to {address}: {why}"))
+}
+
+/// Where names were found last.
+#[derive(Debug, Default)]
+struct Names(Mutex<HashMap<String, Vec<SocketAddr>>>);
+
+impl Names {
+    /// Where `address` is.
+    async fn resolve(&self, address: &str) -> Result<Vec<SocketAddr>, Error> {
+        let lookup = async { Ok(tokio::net::lookup_host(address).await?.collect()) };
+        self.resolve_by(address, lookup).await
+    }
+
+    async fn resolve_by(
+        &self,
+        address: &str,
+        lookup: impl Future<Output = std::io::Result<Vec<SocketAddr>>>,
+    ) -> Result<Vec<SocketAddr>, Error> {
+        let known = self.lock().get(address).cloned();
+        let patience = if known.is_some() { RESOLVE_AGAIN } else { CONNECT_TIMEOUT };
+        let failed = match tokio::time::timeout(patience, lookup).await {
+            Ok(Ok(found)) => {
+                self.lock().insert(address.to_owned(), found.clone());
+                return Ok(found);
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the name service does not answer".to_owned(),
+        };
+        known.ok_or_else(|| unreachable(address, &failed))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<SocketAddr>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The connection to one address; locked while it is made.
 type Slot = Arc<tokio::sync::Mutex<Option<Arc<Connection>>>>;
 
@@ -191,6 +251,7 @@ type Slot = Arc<tokio::sync::Mutex<Option<Arc<Connection>>>>;
 #[derive(Debug, Default)]
 pub struct Pool {
     connections: Mutex<HashMap<String, Slot>>,
+    names: Names,
 }
 
 impl Pool {
@@ -213,7 +274,8 @@ impl Pool {
         if let Some(open) = slot.as_ref().filter(|c| c.is_open()) {
             return Ok(Arc::clone(open));
         }
-        let connection = Arc::new(Connection::connect(address).await?);
+        let places = self.names.resolve(address).await?;
+        let connection = Arc::new(Connection::open(address, &places).await?);
         *slot = Some(Arc::clone(&connection));
         Ok(connection)
     }
@@ -240,11 +302,40 @@ impl Pool {
             tokio::time::timeout(deadline, self.get(address)).await.map_err(|_| {
                 Error::new(Code::Unreachable, format!("connect to {address}: no answer"))
             })??;
+        let heard = connection.heard();
         let result =
             connection.call(request, payload, deadline.saturating_sub(start.elapsed())).await;
-        if matches!(&result, Err(error) if error.code == Code::Timeout) {
+        let is_late = matches!(&result, Err(error) if error.code == Code::Timeout);
+        if is_late && connection.heard() == heard {
             self.forget(address);
         }
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_name_service_that_goes_away_takes_no_server_with_it() {
+        let (names, place) = (Names::default(), "10.0.0.1:9000".parse().unwrap());
+        let silent = || std::future::pending();
+        let failing = || async { Err(std::io::Error::other("no such name")) };
+        let error = names.resolve_by("meta:9000", silent()).await.unwrap_err();
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (Code::Unreachable, "connect to meta:9000: the name service does not answer")
+        );
+        let error = names.resolve_by("meta:9000", failing()).await.unwrap_err();
+        assert_eq!(error.message, "connect to meta:9000: no such name");
+        let answered = async { Ok(vec![place]) };
+        assert_eq!(names.resolve_by("meta:9000", answered).await.unwrap(), [place]);
+        assert_eq!(names.resolve_by("meta:9000", silent()).await.unwrap(), [place]);
+        assert_eq!(names.resolve_by("meta:9000", failing()).await.unwrap(), [place]);
+        let moved = "10.0.0.2:9000".parse().unwrap();
+        let answered = async { Ok(vec![moved]) };
+        assert_eq!(names.resolve_by("meta:9000", answered).await.unwrap(), [moved]);
+        assert_eq!(names.resolve_by("meta:9000", silent()).await.unwrap(), [moved]);
     }
 }

@@ -100,6 +100,24 @@ async fn a_silent_server_is_a_timeout_and_the_pool_connects_anew() {
 }
 
 #[tokio::test]
+async fn a_server_that_is_slow_with_one_request_keeps_its_connection() {
+    let (address, _stop) = server().await;
+    let pool = Pool::new();
+    let first = pool.get(&address).await.unwrap();
+    // The slow request waits until another one, sent later, was answered.
+    let unanswered = link(0);
+    let slow = pool.call(&address, &unanswered, Bytes::new(), Duration::from_secs(2));
+    let other = async {
+        tokio::task::yield_now().await;
+        pool.call(&address, &link(1), Bytes::new(), SOON).await
+    };
+    let (slow, other) = tokio::join!(slow, other);
+    assert_eq!(slow.unwrap_err().code, Code::Timeout);
+    other.unwrap();
+    assert!(Arc::ptr_eq(&first, &pool.get(&address).await.unwrap()));
+}
+
+#[tokio::test]
 async fn a_broken_connection_fails_what_is_under_way() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
