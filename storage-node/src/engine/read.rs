@@ -113,7 +113,7 @@ impl Inner {
         piece: &Fragment,
     ) -> Result<AlignedBuf, Error> {
         let block = store::block(view, place, piece.block)?;
-        let buf = AlignedBuf::zeroed(piece.pages as usize);
+        let buf = AlignedBuf::for_reading(piece.pages as usize);
         let offset = piece.block.offset() + u64::from(piece.page - piece.base) * PAGE;
         let read = self.io.read(&self.blocks, offset, buf).await;
         let corrupt = |page: u32, detail: String| {

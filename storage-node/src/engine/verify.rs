@@ -129,7 +129,7 @@ fn verify_chunk(
                 continue;
             }
         };
-        let mut buf = AlignedBuf::zeroed(piece.pages as usize);
+        let mut buf = AlignedBuf::for_reading(piece.pages as usize);
         let skip = u64::from(piece.page - piece.base) * PAGE_SIZE as u64;
         if let Err(e) = blocks.read_exact_at(buf.as_mut(), piece.block.offset() + skip) {
             report.add(Some(place), format!("read block at {}: {e}", piece.block.offset()));
