@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::pod::EXERCISE;
 use crate::training::TRAIN;
-use crate::{kube, site};
+use crate::{kube, node, site};
 
 /// Runs a test's body; when it fails, prints what the cluster knows about our pods and objects.
 ///
@@ -20,6 +20,8 @@ pub fn explained<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 fn explain() {
+    // The logs of pods that this test deletes are gone a moment later.
+    eprintln!("{}", node::keep_logs().unwrap_or_else(|error| format!("{error:#}")));
     let ours = "storageclusters,storagenodes,chaintables,datasets,datasetloads";
     print(&["get", "pods", "-A", "-o", "wide"]);
     print(&["get", ours, "-A"]);

@@ -51,6 +51,14 @@ fn cluster(args: &[&str]) -> Result<String> {
     run(Command::new(repository().join("kind-e2e/cluster")).args(args))
 }
 
+/// Copies the logs of the local cluster to where they outlive it; says where.
+///
+/// # Errors
+/// When no cluster runs on this machine.
+pub fn keep_logs() -> Result<String> {
+    cluster(&["keep-logs"])
+}
+
 /// A command in a node's mount, network and UTS namespaces: it works also while the node is cut off.
 ///
 /// # Errors
