@@ -3,7 +3,7 @@
 //! Run with `UPDATE=1` to write the patches anew; read the difference before committing it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crds::Dataset;
 use operator::plan::Images;
