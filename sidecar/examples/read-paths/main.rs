@@ -119,23 +119,11 @@ fn print(figures: &Figures, under: &Path) -> Result<()> {
     let load = std::fs::read_to_string("/proc/loadavg")?;
     let load = load.split_whitespace().next().unwrap_or_default();
     let rows = [
-        ("ring-store-vs-socket", "ring", "socket", "plain TCP over loopback, 1 MiB writes", 0.4),
-        (
-            "ring-store-vs-disk",
-            "ring",
-            "disk",
-            "O_DIRECT reads of 1 MiB, 8 threads, same disk",
-            0.8,
-        ),
-        ("fuse-seq-vs-ring", "mount", "ring", "ring-store-vs-socket", 0.5),
-        ("ring-alone-vs-memcpy", "memory", "memcpy", "memcpy of 1 MiB blocks, one thread", 0.5),
-        (
-            "client-store-vs-socket",
-            "client",
-            "socket",
-            "plain TCP over loopback, 1 MiB writes",
-            0.4,
-        ),
+        ("ring-store-vs-socket", "ring", "socket", "plain TCP over loopback, 1 MiB writes", "0.4"),
+        ("ring-store-vs-disk", "ring", "disk", "O_DIRECT reads of 1 MiB, 8 threads", "null"),
+        ("fuse-seq-vs-ring", "mount", "ring", "ring-store-vs-socket", "0.5"),
+        ("ring-alone-vs-memcpy", "memory", "memcpy", "memcpy of 1 MiB, one thread", "0.5"),
+        ("client-store-vs-socket", "client", "socket", "as of ring-store-vs-socket", "null"),
     ];
     for (bench, ours, anchor, anchor_is, goal) in rows {
         let (ours, anchor) = (median(figures, ours)?, median(figures, anchor)?);
