@@ -17,7 +17,8 @@ const LONGEST: Duration = Duration::from_secs(1200);
 /// Root of the repository whose tests run. Asked now and not compiled in: cargo may have built them in another clone.
 #[must_use]
 pub fn repository() -> PathBuf {
-    PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default()).join("..")
+    let package = std::env::var_os("CARGO_MANIFEST_DIR");
+    PathBuf::from(package.unwrap_or_else(|| ".".into())).join("..")
 }
 
 /// Folder of everything that can be made again: programs, images, the local cluster.

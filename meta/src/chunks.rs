@@ -13,11 +13,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// Chunks named in one query.
 const CHUNKS_PAGE: u32 = 512;
-/// Deadline of one message to a storage server.
-const CALL_DEADLINE: Duration = Duration::from_secs(5);
+/// How long the servers of a chain are asked: longer than the lease of one that was cut off.
+const CALL_DEADLINE: Duration = Duration::from_secs(10);
+/// Before a server is asked again that does not know the newest version of its chain yet.
+const BEHIND: Duration = Duration::from_millis(20);
 
 /// The chunks of files, as the metadata service needs them.
 pub trait Chunks: Send + Sync + 'static {
@@ -73,7 +76,8 @@ impl Remote {
     }
 
     /// Asks the target that `pick` finds. A chain that goes on without it is asked again at once, for the target that it
-    /// then has: the silence of a server that was cut off ends with its lease and not with a deadline.
+    /// then has: the silence of a server that was cut off ends with its lease and not with a deadline. That target hears of
+    /// it a moment later than this process, and is asked until it has.
     async fn ask<R: Request>(
         &self,
         id: ChainId,
@@ -81,18 +85,25 @@ impl Remote {
         mut aim: impl FnMut(&Chain, TargetId) -> R + Send,
     ) -> Result<R::Response, Error> {
         let mut published = self.published.clone();
+        let until = Instant::now() + CALL_DEADLINE;
+        let mut asked: Option<String> = None;
         loop {
             let routing = Arc::clone(&published.borrow_and_update().routing);
             let (chain, target, address) = Self::target(&routing, id, pick)?;
+            if let Some(left) = asked.replace(address.to_owned()).filter(|left| left != address) {
+                // It may be out of reach: when it is back, its old connection is not yet.
+                self.pool.forget(&left);
+            }
             let request = aim(chain, target);
+            let left = until.saturating_duration_since(Instant::now());
             tokio::select! {
-                answer = self.pool.call(address, &request, Bytes::new(), CALL_DEADLINE) => {
-                    return answer.map(|(response, _)| response);
-                }
-                () = superseded(&mut published, chain) => {
-                    // The server may be out of reach: when it is back, its old connection is not yet.
-                    self.pool.forget(address);
-                }
+                answer = self.pool.call(address, &request, Bytes::new(), left) => match answer {
+                    Err(error) if error.code == Code::StaleChain && left > BEHIND => {
+                        tokio::time::sleep(BEHIND).await;
+                    }
+                    other => return other.map(|(response, _)| response),
+                },
+                () = superseded(&mut published, chain) => {}
             }
         }
     }
@@ -238,11 +249,15 @@ pub(crate) mod tests {
         }
     }
 
-    /// A storage server that answers what the metadata service asks.
-    struct Answers;
+    /// A storage server that answers what the metadata service asks, each other time: it heard of the chain late.
+    #[derive(Default)]
+    struct Answers(AtomicU64);
 
     impl Handler for Answers {
         async fn handle(&self, call: Call) -> Result<Reply, Error> {
+            if self.0.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+                return Err(Error::new(Code::StaleChain, "chain is at version 1"));
+            }
             if call.kind == QueryFile::KIND {
                 return Ok(Reply::new(&FileChunks { chunks: vec![], last: None }));
             }
@@ -278,7 +293,7 @@ pub(crate) mod tests {
         let address = |listener: &TcpListener| listener.local_addr().unwrap().to_string();
         let servers = [(first, address(&silent)), (second, address(&listener))];
         let (_stop, stopped) = watch::channel(false);
-        tokio::spawn(rpc::serve::serve(listener, Arc::new(Answers), stopped));
+        tokio::spawn(rpc::serve::serve(listener, Arc::new(Answers::default()), stopped));
         let (chain, file) = (ChainId::new(1), InodeId::new(7));
         for nth in 0..2 {
             let (publish, published) = watch::channel(routing(1, first, &servers));

@@ -15,6 +15,7 @@ use chain::id::{ChainId, ChunkId, InodeId};
 use rpc::message::storage::{ChunkLength, UpdateOp};
 use rpc::{Code, Error};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::task::JoinSet;
 
 /// Locks of all files: two cuts of one file are never under way at once, as the second would meet what was written
@@ -40,6 +41,10 @@ impl Locks {
 
 /// Changes of one file that are under way at once: removing many chunks is bound by the disks' flushes, which they share.
 const PARALLEL: usize = 64;
+
+/// How long a request waits while another one cuts the same file. Its client asks again all the time: longer waits would
+/// pile up behind a chain that is away, until the client's other requests have no room on its connection.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is to be done to one chunk.
 struct Change {
@@ -129,9 +134,12 @@ impl<S: Store, C: Chunks> Meta<S, C> {
     /// Cuts the chunks of a file whose truncation left that to do, if it did.
     ///
     /// # Errors
-    /// The store's, and what a storage server answered: the next call goes on.
+    /// The store's, and what a storage server answered: the next call goes on. [`Code::Busy`] while another request is at
+    /// it.
     pub async fn finish_cut(&self, file: InodeId) -> Result<(), OpError> {
-        let _one = self.cuts.lock(file).await;
+        let lock = tokio::time::timeout(PATIENCE, self.cuts.lock(file)).await;
+        let busy = |_| Error::new(Code::Busy, format!("the chunks of inode {file} are being cut"));
+        let _one = lock.map_err(busy)?;
         let key = cut_key(file);
         let mut txn = self.store.begin().await?;
         let Some(note) = txn.get(&key, Isolation::Snapshot).await? else { return Ok(()) };

@@ -235,8 +235,10 @@ impl Inner {
             answer = call => answer.map(|(done, _)| done),
             // The chain went on without this head: do not wait for its silence to end.
             () = self.routing.changed(chain) => {
-                // It may be out of reach: when it is back, its old connection is not yet.
-                self.pool.forget(address);
+                if !self.routing.serves(id, head) {
+                    // It may be out of reach: when it is back, its old connection is not yet.
+                    self.pool.forget(address);
+                }
                 Err(Error::new(Code::StaleChain, format!("chain {} changed meanwhile", chain.id)))
             }
         }

@@ -74,6 +74,13 @@ impl RoutingCache {
         }
     }
 
+    /// Whether `target` serves its chain, as far as is known.
+    pub(crate) fn serves(&self, chain: ChainId, target: TargetId) -> bool {
+        let table = self.table.borrow();
+        let found = table.as_deref().and_then(|table| find_chain(table, chain));
+        found.is_some_and(|found| found.serving().any(|serving| serving == target))
+    }
+
     fn version(&self) -> RoutingVersion {
         let table = self.table.borrow();
         table.as_ref().map_or(RoutingVersion::new(0), |table| table.version)

@@ -1,20 +1,21 @@
 //! The calling end: one connection carries many requests at once; a pool has one for each address.
 //!
 //! A connection is given up when a request on it was not answered in time and nothing else was
-//! either: a peer that answers others is only slow with this one. Names are asked for again at each
+//! lately: a peer that answers others is only slow with this one. Names are asked for again at each
 //! connection, but what the name service said last counts while it says nothing: half of it may be
-//! behind the same cut as the server that is away.
+//! behind the same cut as the server that is away. When it says that there is no such name, that
+//! counts: somebody else may have the address by now.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{mpsc, oneshot};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use crate::codec::Wire;
@@ -26,8 +27,11 @@ use crate::transport::{Frame, read_frame, tune, write_frame};
 const SEND_QUEUE: usize = 256;
 /// How long one attempt to connect may take.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// How long the name service has for a name that it has answered before.
+/// How long the name service has for a name that it has answered before. A later answer counts for
+/// the next connection.
 const RESOLVE_AGAIN: Duration = Duration::from_millis(200);
+/// A connection with late answers is given up after this time without any, at most.
+const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 type Waiting = HashMap<u64, oneshot::Sender<Result<Frame, Error>>>;
 
@@ -36,13 +40,19 @@ type Waiting = HashMap<u64, oneshot::Sender<Result<Frame, Error>>>;
 struct Pending {
     /// Requests without an answer yet; `None` once the connection has broken.
     waiting: Mutex<Option<Waiting>>,
-    /// Answers that came, also those that nobody waited for any more.
-    heard: AtomicU64,
+    born: Instant,
+    /// When the last answer came, also one that nobody waited for: milliseconds after `born`.
+    heard_ms: AtomicU64,
 }
 
 impl Pending {
     fn lock(&self) -> MutexGuard<'_, Option<Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn hear(&self) {
+        let now = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.heard_ms.store(now, Ordering::Relaxed);
     }
 
     fn fail_all(&self, error: &Error) {
@@ -78,7 +88,7 @@ impl Connection {
     /// Connects to `address`, `host:port`.
     ///
     /// # Errors
-    /// [`Code::Unreachable`] within [`CONNECT_TIMEOUT`].
+    /// [`Code::Unreachable`] within [`CONNECT_TIMEOUT`], and as long again for an unknown name.
     pub async fn connect(address: &str) -> Result<Self, Error> {
         Self::open(address, &Names::default().resolve(address).await?).await
     }
@@ -92,7 +102,8 @@ impl Connection {
         tune(&stream).map_err(|error| unreachable(address, &error))?;
         let (read, write) = stream.into_split();
         let waiting = Mutex::new(Some(HashMap::new()));
-        let pending = Arc::new(Pending { waiting, heard: AtomicU64::new(0) });
+        let (born, heard_ms) = (Instant::now(), AtomicU64::new(0));
+        let pending = Arc::new(Pending { waiting, born, heard_ms });
         let (send, queue) = mpsc::channel(SEND_QUEUE);
         let reader = tokio::spawn(receive(read, Arc::clone(&pending), address.to_owned()));
         let writer = tokio::spawn(transmit(write, queue, Arc::clone(&pending)));
@@ -107,9 +118,10 @@ impl Connection {
         self.pending.lock().is_some()
     }
 
-    /// How many answers came so far.
-    fn heard(&self) -> u64 {
-        self.pending.heard.load(Ordering::Relaxed)
+    /// For how long no answer has come.
+    fn silence(&self) -> Duration {
+        let heard = Duration::from_millis(self.pending.heard_ms.load(Ordering::Relaxed));
+        self.pending.born.elapsed().saturating_sub(heard)
     }
 
     /// Sends `request` with `payload` and waits for the answer and its payload.
@@ -178,7 +190,7 @@ async fn receive(read: OwnedReadHalf, pending: Arc<Pending>, address: String) {
     let why = loop {
         match read_frame(&mut read).await {
             Ok(Some(frame)) if frame.header.response => {
-                pending.heard.fetch_add(1, Ordering::Relaxed);
+                pending.hear();
                 let id = frame.header.request_id;
                 let waiter = pending.lock().as_mut().and_then(|w| w.remove(&id));
                 if let Some(waiter) = waiter {
@@ -210,36 +222,86 @@ fn unreachable(address: &str, why: &dyn std::fmt::Display) -> Error {
     Error::new(Code::Unreachable, format!("connect to {address}: {why}"))
 }
 
-/// Where names were found last.
+type Places = Vec<SocketAddr>;
+
+/// A question to the name service, and its answer once there is one.
+#[derive(Clone, Debug)]
+struct Question {
+    since: Instant,
+    answer: watch::Receiver<Option<Result<Places, String>>>,
+}
+
 #[derive(Debug, Default)]
-struct Names(Mutex<HashMap<String, Vec<SocketAddr>>>);
+struct Name {
+    /// What the name service said last.
+    found: Option<Places>,
+    /// Under way: shared by all who want to know.
+    asked: Option<Question>,
+}
+
+/// Where names were found.
+#[derive(Clone, Debug, Default)]
+struct Names(Arc<Mutex<HashMap<String, Name>>>);
 
 impl Names {
     /// Where `address` is.
-    async fn resolve(&self, address: &str) -> Result<Vec<SocketAddr>, Error> {
-        let lookup = async { Ok(tokio::net::lookup_host(address).await?.collect()) };
-        self.resolve_by(address, lookup).await
+    async fn resolve(&self, address: &str) -> Result<Places, Error> {
+        if let Ok(place) = address.parse() {
+            return Ok(vec![place]);
+        }
+        let name = address.to_owned();
+        self.resolve_by(address, async move { Ok(lookup_host(name).await?.collect()) }).await
     }
 
     async fn resolve_by(
         &self,
         address: &str,
-        lookup: impl Future<Output = std::io::Result<Vec<SocketAddr>>>,
-    ) -> Result<Vec<SocketAddr>, Error> {
-        let known = self.lock().get(address).cloned();
+        lookup: impl Future<Output = std::io::Result<Places>> + Send + 'static,
+    ) -> Result<Places, Error> {
+        let (known, mut question) = self.ask(address, lookup);
         let patience = if known.is_some() { RESOLVE_AGAIN } else { CONNECT_TIMEOUT };
-        let failed = match tokio::time::timeout(patience, lookup).await {
-            Ok(Ok(found)) => {
-                self.lock().insert(address.to_owned(), found.clone());
-                return Ok(found);
+        let answered = tokio::time::timeout(patience, question.answer.wait_for(Option::is_some));
+        match answered.await.map(|answer| answer.ok().and_then(|answer| answer.clone())) {
+            Ok(Some(answer)) => answer.map_err(|why| unreachable(address, &why)),
+            // Late, or the runtime ends.
+            Ok(None) | Err(_) => {
+                known.ok_or_else(|| unreachable(address, &"the name service does not answer"))
             }
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "the name service does not answer".to_owned(),
-        };
-        known.ok_or_else(|| unreachable(address, &failed))
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<SocketAddr>>> {
+    /// What is known of `address`, and the question about it that is under way; a new one if there
+    /// is none, or only one that waits for a silent name service already.
+    fn ask(
+        &self,
+        address: &str,
+        lookup: impl Future<Output = std::io::Result<Places>> + Send + 'static,
+    ) -> (Option<Places>, Question) {
+        let mut names = self.lock();
+        let name = names.entry(address.to_owned()).or_default();
+        let known = name.found.clone();
+        if let Some(question) = name.asked.as_ref().filter(|q| q.since.elapsed() < CONNECT_TIMEOUT)
+        {
+            return (known, question.clone());
+        }
+        let (tell, answer) = watch::channel(None);
+        let question = Question { since: Instant::now(), answer };
+        name.asked = Some(question.clone());
+        let (all, address) = (self.clone(), address.to_owned());
+        tokio::spawn(async move {
+            let answer = match lookup.await {
+                Ok(found) if found.is_empty() => Err("the name has no address".to_owned()),
+                Ok(found) => Ok(found),
+                Err(error) => Err(error.to_string()),
+            };
+            let name = Name { found: answer.clone().ok(), asked: None };
+            all.lock().insert(address, name);
+            tell.send_replace(Some(answer));
+        });
+        (known, question)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Name>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -286,6 +348,19 @@ impl Pool {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner).remove(address);
     }
 
+    /// [`Pool::forget`], unless a newer connection has taken the place of this one.
+    fn give_up(&self, address: &str, connection: &Arc<Connection>) {
+        let mut slots = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        // A slot that is locked gets its connection only now.
+        let is_this = slots.get(address).is_some_and(|slot| {
+            slot.try_lock()
+                .is_ok_and(|kept| kept.as_ref().is_some_and(|c| Arc::ptr_eq(c, connection)))
+        });
+        if is_this {
+            slots.remove(address);
+        }
+    }
+
     /// Sends `request` to `address`; see [`Connection::call`]. The deadline covers connecting.
     ///
     /// # Errors
@@ -302,12 +377,11 @@ impl Pool {
             tokio::time::timeout(deadline, self.get(address)).await.map_err(|_| {
                 Error::new(Code::Unreachable, format!("connect to {address}: no answer"))
             })??;
-        let heard = connection.heard();
         let result =
             connection.call(request, payload, deadline.saturating_sub(start.elapsed())).await;
         let is_late = matches!(&result, Err(error) if error.code == Code::Timeout);
-        if is_late && connection.heard() == heard {
-            self.forget(address);
+        if is_late && connection.silence() >= SILENCE_MAX.min(deadline / 2) {
+            self.give_up(address, &connection);
         }
         result
     }
@@ -317,25 +391,59 @@ impl Pool {
 mod tests {
     use super::*;
 
+    fn place(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    async fn answers(text: &'static str) -> std::io::Result<Places> {
+        Ok(vec![place(text)])
+    }
+
+    async fn fails() -> std::io::Result<Places> {
+        Err(std::io::Error::other("no such name"))
+    }
+
+    const NAME: &str = "meta:9000";
+
     #[tokio::test]
     async fn a_name_service_that_goes_away_takes_no_server_with_it() {
-        let (names, place) = (Names::default(), "10.0.0.1:9000".parse().unwrap());
-        let silent = || std::future::pending();
-        let failing = || async { Err(std::io::Error::other("no such name")) };
-        let error = names.resolve_by("meta:9000", silent()).await.unwrap_err();
+        let names = Names::default();
+        let error = names.resolve_by(NAME, fails()).await.unwrap_err();
         assert_eq!(
             (error.code, error.message.as_str()),
-            (Code::Unreachable, "connect to meta:9000: the name service does not answer")
+            (Code::Unreachable, "connect to meta:9000: no such name")
         );
-        let error = names.resolve_by("meta:9000", failing()).await.unwrap_err();
-        assert_eq!(error.message, "connect to meta:9000: no such name");
-        let answered = async { Ok(vec![place]) };
-        assert_eq!(names.resolve_by("meta:9000", answered).await.unwrap(), [place]);
-        assert_eq!(names.resolve_by("meta:9000", silent()).await.unwrap(), [place]);
-        assert_eq!(names.resolve_by("meta:9000", failing()).await.unwrap(), [place]);
-        let moved = "10.0.0.2:9000".parse().unwrap();
-        let answered = async { Ok(vec![moved]) };
-        assert_eq!(names.resolve_by("meta:9000", answered).await.unwrap(), [moved]);
-        assert_eq!(names.resolve_by("meta:9000", silent()).await.unwrap(), [moved]);
+        let error = names.resolve_by(NAME, async { Ok(vec![]) }).await.unwrap_err();
+        assert_eq!(error.message, "connect to meta:9000: the name has no address");
+        let error = names.resolve_by(NAME, std::future::pending()).await.unwrap_err();
+        assert_eq!(error.message, "connect to meta:9000: the name service does not answer");
+        // That question is still open; whoever comes now asks anew.
+        let first = place("10.0.0.1:9000");
+        assert_eq!(names.resolve_by(NAME, answers("10.0.0.1:9000")).await.unwrap(), [first]);
+        assert_eq!(names.resolve_by(NAME, std::future::pending()).await.unwrap(), [first]);
+        assert_eq!(Names::default().resolve("10.0.0.7:1").await.unwrap(), [place("10.0.0.7:1")]);
+    }
+
+    #[tokio::test]
+    async fn a_name_that_is_gone_is_forgotten() {
+        let names = Names::default();
+        names.resolve_by(NAME, answers("10.0.0.1:9000")).await.unwrap();
+        names.resolve_by(NAME, fails()).await.unwrap_err();
+        names.resolve_by(NAME, std::future::pending()).await.unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_comes_late_counts_for_the_next_connection() {
+        let (names, (tell, told)) = (Names::default(), oneshot::channel());
+        names.resolve_by(NAME, answers("10.0.0.1:9000")).await.unwrap();
+        let slow = async move { Ok(vec![told.await.unwrap()]) };
+        let now = names.resolve_by(NAME, slow).await.unwrap();
+        assert_eq!(now, [place("10.0.0.1:9000")]);
+        // Whoever asks meanwhile waits for the same answer.
+        let moved = place("10.0.0.2:9000");
+        let (next, sent) =
+            tokio::join!(names.resolve_by(NAME, fails()), async { tell.send(moved) });
+        sent.unwrap();
+        assert_eq!(next.unwrap(), [moved]);
     }
 }

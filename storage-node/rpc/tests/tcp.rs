@@ -100,21 +100,28 @@ async fn a_silent_server_is_a_timeout_and_the_pool_connects_anew() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_slow_with_one_request_keeps_its_connection() {
+async fn a_connection_with_one_late_answer_is_kept_while_others_come_and_no_longer() {
     let (address, _stop) = server().await;
     let pool = Pool::new();
     let first = pool.get(&address).await.unwrap();
-    // The slow request waits until another one, sent later, was answered.
+    let limit = Duration::from_secs(2);
     let unanswered = link(0);
-    let slow = pool.call(&address, &unanswered, Bytes::new(), Duration::from_secs(2));
-    let other = async {
-        tokio::task::yield_now().await;
-        pool.call(&address, &link(1), Bytes::new(), SOON).await
+    let slow = pool.call(&address, &unanswered, Bytes::new(), limit);
+    // Others are answered until it is late.
+    let mut slow = std::pin::pin!(slow);
+    let late = loop {
+        tokio::select! {
+            late = &mut slow => break late,
+            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+        }
+        pool.call(&address, &link(1), Bytes::new(), SOON).await.unwrap();
     };
-    let (slow, other) = tokio::join!(slow, other);
-    assert_eq!(slow.unwrap_err().code, Code::Timeout);
-    other.unwrap();
+    assert_eq!(late.unwrap_err().code, Code::Timeout);
     assert!(Arc::ptr_eq(&first, &pool.get(&address).await.unwrap()));
+    // Answered before, and not since.
+    let late = pool.call(&address, &unanswered, Bytes::new(), limit).await;
+    assert_eq!(late.unwrap_err().code, Code::Timeout);
+    assert!(!Arc::ptr_eq(&first, &pool.get(&address).await.unwrap()));
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Page-aligned memory for O_DIRECT, without unsafe code.
 //!
 //! Large buffers that are gone leave their memory to the next reads: fresh memory costs its zeroing
-//! and a fault for each page, which is a tenth of what a read of 1 MiB costs altogether.
+//! and a fault for each page, a good part of what a read costs whose bytes are not on a slow disk.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -16,10 +16,37 @@ const KEPT_MAX: usize = 16 << 20;
 /// Lengths worth keeping: smaller ones are cheap, larger ones are rare.
 const KEPT_LENGTHS: RangeInclusive<usize> = 64 << 10..=4 << 20;
 
-static KEPT: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+static KEPT: Kept = Kept(Mutex::new(Vec::new()));
 
-fn kept() -> MutexGuard<'static, Vec<Vec<u8>>> {
-    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+/// Memory of buffers that are gone, the oldest first.
+struct Kept(Mutex<Vec<Vec<u8>>>);
+
+impl Kept {
+    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Memory with room for `len` bytes and not for much more.
+    fn take(&self, len: usize) -> Option<Vec<u8>> {
+        let mut kept = self.lock();
+        let fits = |memory: &Vec<u8>| (len + PAGE_SIZE..=2 * len).contains(&memory.len());
+        let at = kept.iter().rposition(fits)?;
+        Some(kept.remove(at))
+    }
+
+    /// Keeps memory; the oldest goes where there is too much.
+    fn give(&self, memory: Vec<u8>) {
+        let mut kept = self.lock();
+        let mut over = kept.iter().map(Vec::len).sum::<usize>() + memory.len();
+        let stay = kept.iter().position(|old| {
+            let is_enough = over <= KEPT_MAX;
+            over -= if is_enough { 0 } else { old.len() };
+            is_enough
+        });
+        let gone = stay.unwrap_or(kept.len());
+        kept.drain(..gone);
+        kept.push(memory);
+    }
 }
 
 /// Memory that starts at a multiple of [`PAGE_SIZE`] and has a multiple of it as length.
@@ -40,15 +67,8 @@ impl AlignedBuf {
     /// them before all of them were read and verified.
     pub(crate) fn for_reading(pages: usize) -> Self {
         let len = pages * PAGE_SIZE;
-        let fits = |memory: &Vec<u8>| (len + PAGE_SIZE..=4 * len).contains(&memory.len());
-        let mut kept = kept();
-        match kept.iter().position(fits) {
-            Some(at) => Self::within(kept.swap_remove(at), len),
-            None => {
-                drop(kept);
-                Self::zeroed(pages)
-            }
-        }
+        let kept = KEPT_LENGTHS.contains(&len).then(|| KEPT.take(len)).flatten();
+        kept.map_or_else(|| Self::zeroed(pages), |memory| Self::within(memory, len))
     }
 
     fn within(memory: Vec<u8>, len: usize) -> Self {
@@ -70,13 +90,8 @@ impl AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        if !KEPT_LENGTHS.contains(&self.len) {
-            return;
-        }
-        let memory = std::mem::take(&mut self.memory);
-        let mut kept = kept();
-        if kept.iter().map(Vec::len).sum::<usize>() + memory.len() <= KEPT_MAX {
-            kept.push(memory);
+        if KEPT_LENGTHS.contains(&self.len) {
+            KEPT.give(std::mem::take(&mut self.memory));
         }
     }
 }
@@ -124,8 +139,23 @@ mod tests {
             }
             assert!(AlignedBuf::zeroed(pages).as_ref().iter().all(|byte| *byte == 0));
         }
-        let flood: Vec<_> = (0..64).map(|_| AlignedBuf::zeroed(256)).collect();
-        drop(flood);
-        assert!(kept().iter().map(Vec::len).sum::<usize>() <= KEPT_MAX);
+    }
+
+    #[test]
+    fn the_newest_memory_is_kept_up_to_the_bound_and_taken_for_what_it_fits() {
+        let kept = Kept(Mutex::new(Vec::new()));
+        let (small, large) = (64 << 10, 1 << 20);
+        let held = || kept.lock().iter().map(Vec::len).collect::<Vec<_>>();
+        (0..1000).for_each(|_| kept.give(vec![0; small + PAGE_SIZE]));
+        assert!(held().iter().sum::<usize>() <= KEPT_MAX && held().len() > 200);
+        kept.give(vec![0; large + PAGE_SIZE]);
+        assert!(held().iter().sum::<usize>() <= KEPT_MAX);
+        assert_eq!(kept.take(large).unwrap().len(), large + PAGE_SIZE);
+        assert_eq!(kept.take(large), None, "none of the small ones has room");
+        assert_eq!(kept.take(small).unwrap().len(), small + PAGE_SIZE);
+        kept.give(vec![0; large + PAGE_SIZE]);
+        assert_eq!(kept.take(large / 4), None, "four times as much");
+        (0..100).for_each(|_| kept.give(vec![0; large + PAGE_SIZE]));
+        assert_eq!(held(), [large + PAGE_SIZE; 15]);
     }
 }

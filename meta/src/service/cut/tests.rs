@@ -87,6 +87,17 @@ async fn until_the_chunks_are_cut_nobody_can_make_cut_bytes_part_of_the_file_aga
 }
 
 #[tokio::test]
+async fn requests_do_not_pile_up_behind_a_cut_that_takes_long() {
+    let f = Fixture::new().await;
+    let file = six_chunks(&f).await.attributes.inode;
+    let long = f.meta.cuts.lock(file).await;
+    assert_eq!(f.truncate(file, MIB).await.unwrap_err().code, Code::Busy);
+    drop(long);
+    assert_eq!(f.truncate(file, MIB).await.unwrap().length, MIB);
+    assert_eq!((f.chunks.lengths(file), pending(&f).await), (vec![(0, 1 << 20)], vec![]));
+}
+
+#[tokio::test]
 async fn a_truncation_holds_when_its_client_falls_silent_before_the_cut() {
     let f = Fixture::new().await;
     let made = six_chunks(&f).await;
