@@ -168,6 +168,7 @@ impl Chunks for Remote {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::service::tests::published;
     use chain::id::{ChainVersion, NodeId, RoutingVersion, UpdateVersion};
     use chain::layout::Layout;
     use chain::table::{ChainTarget, PublicState};
@@ -273,15 +274,14 @@ pub(crate) mod tests {
             node: *node,
             address: address.clone(),
         };
+        let empty = published(0);
         let routing = Routing {
             version: RoutingVersion::new(version),
-            table: 1,
-            chunk_size_bytes: 1 << 20,
-            stripe: 0,
             chains: vec![chain],
             nodes: servers.iter().map(address).collect(),
+            ..Routing::clone(&empty.routing)
         };
-        Published { routing: Arc::new(routing), space: (0, 0), replicas: 1 }
+        Published { routing: Arc::new(routing), ..empty }
     }
 
     /// A call that waits for a server is not left waiting when its chain goes on without that server.

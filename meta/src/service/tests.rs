@@ -26,7 +26,8 @@ pub(crate) struct Fixture<S: Store = Embedded> {
     _dir: Arc<tempfile::TempDir>,
 }
 
-fn published(chains: u32) -> Published {
+/// A routing table without servers.
+pub(crate) fn published(chains: u32) -> Published {
     let target = |c: u32| NodeId::new(10_000 + c).target(0, 0);
     let routing = Routing {
         version: RoutingVersion::new(1),

@@ -342,6 +342,13 @@ impl Client {
         self.inner.buffers.is_saved(inode)
     }
 
+    /// Whether the metadata service keeps a session of the file for this client: it was written here, and somebody has it
+    /// open or it was not idle for long yet.
+    #[must_use]
+    pub fn has_session(&self, inode: InodeId) -> bool {
+        self.inner.buffers.has_session(inode)
+    }
+
     /// Bytes of all files that were written and are not in the store yet.
     #[must_use]
     pub fn unsaved_bytes(&self) -> usize {

@@ -1,5 +1,6 @@
 use crate::collect::Collector;
 use crate::service::tests::Fixture;
+use crate::txn::embedded::wait_closed;
 use chain::id::{ClientId, InodeId};
 use rpc::Code;
 use rpc::message::meta::*;
@@ -95,6 +96,9 @@ async fn requests_do_not_pile_up_behind_a_cut_that_takes_long() {
     drop(long);
     assert_eq!(f.truncate(file, MIB).await.unwrap().length, MIB);
     assert_eq!((f.chunks.lengths(file), pending(&f).await), (vec![(0, 1 << 20)], vec![]));
+    // It takes longest, and the process ends after it: not before the databases are closed.
+    drop(f);
+    assert!(wait_closed(Duration::from_secs(60)), "the stores did not close");
 }
 
 #[tokio::test]
